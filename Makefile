@@ -1,0 +1,66 @@
+# Entry points for people; the build itself is CMake with presets. `make` alone prints this list.
+
+PRESET ?= release
+NPROC  ?= $(shell nproc 2>/dev/null || echo 2)
+BUILD  := build/$(PRESET)
+
+cmake_build := cmake --build $(BUILD) --parallel $(NPROC) --target
+
+sources := $(shell find include src tests bench -name '*.h' -o -name '*.cc' 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help deps configure build tools models bench-models demo test check-sanitizers bench \
+        format lint clean
+
+help: ## print this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@echo
+	@echo "Variables: PRESET=release|debug|asan|tsan (default release), NPROC (default: all cores)"
+
+deps: ## install missing system packages (apt; needs root or sudo only if something is missing)
+	@scripts/install-deps.sh
+
+configure: deps
+	cmake --preset $(PRESET)
+
+build: configure ## build the library, the command line and the llama.cpp plug-in
+	$(cmake_build) minference minference-cli ggml-minference
+
+tools: configure ## build llama.cpp's own tools as well: llama-server, -cli, -bench, -perplexity, -quantize
+	$(cmake_build) tools
+
+models: deps ## fetch the small model and the text into models/
+	scripts/fetch.py models
+	scripts/fetch.py text
+
+bench-models: models ## fetch the larger model for long prompts into models/
+	scripts/fetch.py bench-models
+
+demo: build models ## one 8k-token prompt through stock llama.cpp, our dense and our sparse attention
+	python3 scripts/demo.py --bin-dir $(BUILD)/bin
+
+test: configure models ## build everything and run every test
+	cmake --build $(BUILD) --parallel $(NPROC)
+	ctest --preset $(PRESET) --parallel $(NPROC)
+
+check-sanitizers: deps ## unit, property and oracle tests under address, undefined and thread sanitizers
+	cmake --preset asan
+	cmake --build build/asan --parallel $(NPROC)
+	ctest --preset asan --parallel $(NPROC)
+	cmake --preset tsan
+	cmake --build build/tsan --parallel $(NPROC)
+	scripts/without-aslr.sh ctest --preset tsan --parallel $(NPROC)
+
+bench: configure ## measure attention against llama.cpp's own in the same run
+	$(cmake_build) attention_bench
+	$(BUILD)/bench/attention_bench
+
+format: ## format the C++ sources in place
+	clang-format -i $(sources)
+
+lint: configure ## run clang-tidy over the C++ sources
+	$(cmake_build) minference
+	clang-tidy --quiet -p $(BUILD) $(filter src/%.cc,$(sources))
+
+clean: ## delete build/ (models and the download cache stay)
+	rm -rf build

@@ -1,0 +1,31 @@
+// ggml's own CPU flash attention, as the peer that attention_bench measures in the same run.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace minference::bench {
+
+// One causal self-attention call of `tokens` tokens, prepared once and run many times.
+class GgmlAttention {
+ public:
+  // q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], packed f32; K and V are
+  // stored as f16, as llama.cpp's cache does. Throws std::runtime_error when ggml cannot run it.
+  GgmlAttention(const std::vector<float>& q, const std::vector<float>& k,
+                const std::vector<float>& v, std::int64_t tokens, std::int64_t q_heads,
+                std::int64_t kv_heads, std::int64_t head_dim, int threads);
+  ~GgmlAttention();
+
+  void run();
+  // [tokens, q_heads, head_dim] of the last run.
+  const float* output() const;
+  static std::string version();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace minference::bench

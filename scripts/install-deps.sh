@@ -1,0 +1,36 @@
+#!/bin/sh
+# Installs the Debian/Ubuntu packages that the build needs and that are missing. When nothing is
+# missing it neither asks for root nor touches the network.
+set -eu
+
+packages="cmake ninja-build g++ ccache nlohmann-json3-dev libcli11-dev libgtest-dev
+libbenchmark-dev python3"
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "install-deps.sh: this system has no dpkg; install these by hand:" $packages python3-pip >&2
+  exit 0
+fi
+
+missing=""
+for package in $packages; do
+  # A missing package makes dpkg-query fail; that is an answer, not an error.
+  status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$status" = installed ] || missing="$missing $package"
+done
+# Any pip of the python3 in use will do, packaged or not.
+python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" = 0 ]; then
+  root=""
+elif command -v sudo >/dev/null; then
+  root=sudo
+else
+  echo "install-deps.sh: root or sudo is needed to install:$missing" >&2
+  exit 2
+fi
+echo "installing:$missing"
+export DEBIAN_FRONTEND=noninteractive
+$root apt-get update -qq
+$root apt-get install -y -qq --no-install-recommends $missing

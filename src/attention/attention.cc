@@ -1,0 +1,33 @@
+#include "minference/attention.h"
+
+#include "attention/cpu/executor.h"
+#include "attention/precision.h"
+
+namespace minference {
+
+bool allows_bf16(const AttentionInput& input, const AttentionParams& params) {
+  switch (params.precision) {
+    case Precision::kF32:
+      return false;
+    case Precision::kBF16:
+      return true;
+    case Precision::kAuto:
+      break;
+  }
+  return input.q.dtype != DType::kF32 || input.k.dtype != DType::kF32 ||
+         input.v.dtype != DType::kF32;
+}
+
+Stats attention(const AttentionInput& input, const AttentionParams& params,
+                const AttentionOutput& output, const SparseIndex* index) {
+  validate(input, params, output);
+  if (index != nullptr) {
+    const std::int64_t kv_tokens = input.block_table.empty()
+                                       ? input.k.tokens()
+                                       : input.pages_per_sequence * input.k.tokens();
+    validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(), kv_tokens);
+  }
+  return attention_cpu(input, params, output, index, choose_isa(allows_bf16(input, params)));
+}
+
+}  // namespace minference

@@ -1,0 +1,90 @@
+// KernelTable: the tile kernels of one ISA level, as plain function pointers.
+//
+// Everything that depends on the instruction set is behind this table; the executor, the estimators
+// and the guard are compiled once at the baseline ISA and call it per tile.
+//
+// Packed layouts, shared by all levels (pair = 2 elements for bf16 levels, 1 for f32 levels):
+//   keys    16 keys a block:  [dim / pair][16 keys][pair]        key block b at b * 16 * dim
+//   values  32 keys a block:  [v_dim / 16][32 / pair][16][pair]  key block b at b * 32 * v_dim
+// A tile is 32 or 64 consecutive packed keys starting at a multiple of 32, so both kinds of block
+// are addressed by an offset alone. Dims are padded with zeros: dim to dim_align, v_dim to 16.
+#pragma once
+
+#include <cstdint>
+
+#include "minference/isa.h"
+#include "minference/tensor.h"
+
+namespace minference::cpu {
+
+inline constexpr std::int64_t kTileRows = 64;     // query rows of a row block
+inline constexpr std::int64_t kTileKeys = 64;     // keys of a full tile
+inline constexpr std::int64_t kKeyGranule = 32;   // tiles start at multiples of this
+inline constexpr std::int64_t kMaxLanes = 16;     // f32 lanes of the widest vector
+inline constexpr std::int64_t kValueAlign = 16;   // v_head_dim is padded to a multiple
+inline constexpr std::int64_t kMaxHeadDim = 256;  // of q, k and of v
+
+// Online-softmax state and operands of one row block, in the caller's scratch memory. Scores are in
+// log2 units: log2(e) is folded into the query scale, so that exponentials are exp2.
+struct RowBlock {
+  std::int64_t rows = 0;   // valid rows, 1 ... kTileRows
+  std::int64_t dim = 0;    // padded head_dim
+  std::int64_t v_dim = 0;  // padded v_head_dim
+  // c > 0: scores become c * tanh(score / c); given in log2 units like the scores.
+  float soft_cap = 0.0F;
+  void* q = nullptr;        // [kTileRows][dim] elements, scaled; rows past `rows` are zero
+  float* scores = nullptr;  // [kTileRows][kTileKeys]
+  void* p = nullptr;        // [kTileRows][kTileKeys] elements
+  float* acc = nullptr;     // [kTileRows][v_dim] f32, unnormalised output
+  // Exponentials are taken of score - shift[r]. The shift follows the running maximum only when
+  // that exceeded bound[r]; any shift gives the same quotient, so the result stays exact.
+  float* shift = nullptr;     // [kTileRows]
+  float* bound = nullptr;     // [kTileRows], -inf before the first visible key
+  float* lane_sum = nullptr;  // [kTileRows][kMaxLanes], partial sums of the exponentials
+};
+
+struct KernelTable {
+  IsaLevel level;
+  std::int64_t element_size;  // bytes of a packed element: 2 (bf16) or 4 (f32)
+  std::int64_t dim_align;     // head_dim is padded to a multiple of this
+
+  // Claims and releases per-thread machine state (AMX tiles); called around each task.
+  void (*enter)();
+  void (*leave)();
+
+  // Packs rows[0 ... n) of `dim` elements each; fills up with zero keys to a multiple of 32, n <= 64.
+  void (*pack_keys)(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
+                    std::int64_t padded_dim, void* packed);
+  void (*pack_values)(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
+                      std::int64_t padded_dim, void* packed);
+  // Writes kTileRows rows of scale * row; rows past n are zero.
+  void (*load_queries)(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
+                       std::int64_t padded_dim, float scale, void* packed);
+
+  // Empties the state of a row block.
+  void (*reset)(RowBlock& block);
+  // Adds one tile of keys. mask: one word per row, bit c = key c visible; null = all visible.
+  void (*attend)(RowBlock& block, const void* keys, const void* values, std::int64_t n_keys,
+                 const std::uint64_t* mask);
+  // As attend without values: only shift, bound and lane_sum are advanced.
+  void (*sum_exponentials)(RowBlock& block, const void* keys, std::int64_t n_keys,
+                           const std::uint64_t* mask);
+  // Probabilities 2^(score - log_sum[r]) of one tile; 0 where masked. Every row writes
+  // probabilities[r * kTileKeys ...]; requires block.rows rows.
+  void (*probabilities)(RowBlock& block, const void* keys, std::int64_t n_keys,
+                        const std::uint64_t* mask, const float* log_sum, float* probabilities);
+  // Adds a tile of probabilities of `rows` rows to its column sums, column_sums[c] += p[r][c], and to
+  // its diagonal sums, diagonal_sums[c - r] += p[r][c] for c - r from 1 - rows to n_keys - 1.
+  void (*add_sums)(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
+                   float* column_sums, float* diagonal_sums);
+  // Sum of the lanes of row r.
+  float (*row_sum)(const RowBlock& block, std::int64_t r);
+};
+
+// The table of a compiled level, null when the level is not compiled in.
+const KernelTable* kernel_table(IsaLevel level);
+
+// True when this processor and kernel run the level; defined for every level on every platform.
+bool cpu_supports(IsaLevel level);
+
+}  // namespace minference::cpu

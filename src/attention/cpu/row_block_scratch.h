@@ -1,0 +1,46 @@
+// RowBlockScratch: one thread's memory for a RowBlock, and the query scaling that all callers share.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cpu/kernel_table.h"
+#include "core/aligned_buffer.h"
+#include "minference/attention.h"
+
+namespace minference::cpu {
+
+inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// The scale of the scores; params.scale 0 means 1 / sqrt(head_dim).
+float score_scale(const AttentionInput& input, const AttentionParams& params);
+
+class RowBlockScratch {
+ public:
+  RowBlock block;
+
+  // v_dim 0: without accumulator (estimators).
+  RowBlockScratch(const KernelTable& kernels, const AttentionInput& input,
+                  const AttentionParams& params, std::int64_t v_dim);
+
+  // Loads query rows of head h, row_at(i) for i < rows, and empties the state.
+  template <class RowAt>
+  void load(std::int64_t b, std::int64_t h, std::int64_t rows, RowAt&& row_at) {
+    const void* addresses[kTileRows] = {};
+    for (std::int64_t i = 0; i < rows; ++i) addresses[i] = input_->q.row(b, row_at(i), h);
+    block.rows = rows;
+    kernels_->load_queries(addresses, input_->q.dtype, rows, input_->q.dim(), block.dim, scale_,
+                           block.q);
+    kernels_->reset(block);
+  }
+
+ private:
+  const KernelTable* kernels_;
+  const AttentionInput* input_;
+  float scale_;  // log2(e) included
+  AlignedBuffer<std::byte> elements_;
+  AlignedBuffer<float> floats_;
+};
+
+}  // namespace minference::cpu

@@ -1,0 +1,25 @@
+#include <algorithm>
+
+#include "minference/attention.h"
+
+namespace minference {
+
+void Stats::add(const Stats& other) {
+  if (method.empty()) {
+    method = other.method;
+    isa = other.isa;
+  } else if (!other.method.empty()) {
+    // Calls of different kinds are both named, once each; the slower level speaks for the sum.
+    if (("+" + method + "+").find("+" + other.method + "+") == std::string::npos) {
+      method += "+" + other.method;
+    }
+    isa = std::min(isa, other.isa);
+  }
+  kept_pairs += other.kept_pairs;
+  causal_pairs += other.causal_pairs;
+  index_seconds += other.index_seconds;
+  kernel_seconds += other.kernel_seconds;
+  for (const auto& [reason, times] : other.fallbacks) fallbacks[reason] += times;
+}
+
+}  // namespace minference

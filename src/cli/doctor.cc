@@ -1,0 +1,81 @@
+// minference doctor: what this machine and this installation can do.
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+#include "cli/self_test.h"
+#include "llama/engine.h"
+#include "llama/install_paths.h"
+#include "minference/error.h"
+#include "minference/isa.h"
+#include "minference/version.h"
+
+namespace minference::cli {
+namespace {
+
+std::string names(const std::vector<IsaLevel>& levels) {
+  std::string text;
+  for (const IsaLevel level : levels) text += (text.empty() ? "" : " ") + std::string(isa_name(level));
+  return text;
+}
+
+bool report_kernels() {
+  std::printf("kernels\n");
+  std::printf("  compiled      %s\n", names(compiled_isa_levels()).c_str());
+  std::printf("  usable here   %s\n", names(available_isa_levels()).c_str());
+  std::printf("  chosen        %s for 16-bit inputs, %s for f32\n", isa_name(choose_isa(true)),
+              isa_name(choose_isa(false)));
+  bool passed = true;
+  for (const IsaLevel level : available_isa_levels()) {
+    const SelfTestResult result = self_test(level);
+    std::printf("  self-test     %-12s %s, largest error %.1e (bound %.0e)\n", isa_name(level),
+                result.passed() ? "ok" : "FAILED", result.max_error, result.bound);
+    passed = passed && result.passed();
+  }
+  return passed;
+}
+
+bool report_llama() {
+  const llama_host::HostVersions versions = llama_host::host_versions();
+  const bool same = versions.ggml_expected == versions.ggml_found;
+  std::printf("llama.cpp\n");
+  std::printf("  llama         %s\n", versions.llama_found.c_str());
+  std::printf("  ggml          built for %s, found %s%s\n", versions.ggml_expected.c_str(),
+              versions.ggml_found.c_str(), same ? "" : ": NOT THE SAME");
+  std::string reason;
+  try {
+    const std::string path = llama_host::find_plugin();
+    std::printf("  plug-in       %s\n", path.c_str());
+    reason = llama_host::try_load_plugin(path);
+  } catch (const Error& e) {
+    reason = e.what();
+  }
+  std::printf("  loads         %s\n", reason.empty() ? "yes" : ("NO: " + reason).c_str());
+  return same && reason.empty();
+}
+
+int doctor() {
+  std::printf("minference %s\n", version());
+  const bool kernels = report_kernels();
+  const bool llama = report_llama();
+  std::printf("CUDA\n  kernels       no: this version has none\n");
+  return kernels && llama ? kOk : kRuntimeFailure;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, int& exit_code) {
+  CLI::App* command =
+      app.add_subcommand("doctor", "Check kernels, llama.cpp and the plug-in on this machine");
+  command->footer(
+      "Exit code 1 when something is not in order.\n"
+      "Example:\n"
+      "  minference doctor");
+  command->callback([&exit_code] { exit_code = doctor(); });
+}
+
+}  // namespace minference::cli

@@ -1,0 +1,40 @@
+// minference list: what works in this build.
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+#include "llama/plugin_config.h"
+#include "minference/method.h"
+
+namespace minference::cli {
+namespace {
+
+int list() {
+  std::printf("attention methods (--attn):\n");
+  for (const Method* method : attention_methods()) {
+    std::printf("  %-16s %s\n", method->name(), method->summary());
+    for (const MethodOption& option : method->options()) {
+      std::printf("      %-16s %s (default %g, %g to %g)\n", option.name.c_str(),
+                  option.help.c_str(), option.default_value, option.min_value, option.max_value);
+    }
+  }
+  std::printf("  %-16s llama.cpp's own attention, untouched\n", llama_host::kStock);
+  std::printf("\nKV methods:\n  %-16s every key and value is kept\n", "dense");
+  std::printf(
+      "\nmodels with shipped patterns:\n"
+      "  none yet; the method minference uses its default pattern (vertical_slash) for every head,\n"
+      "  or the file given with --pattern\n");
+  return kOk;
+}
+
+}  // namespace
+
+void add_list(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("list", "Methods with their options, and shipped patterns");
+  command->footer("Example:\n  minference list");
+  command->callback([&exit_code] { exit_code = list(); });
+}
+
+}  // namespace minference::cli

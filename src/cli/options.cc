@@ -1,0 +1,99 @@
+#include "cli/options.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <sstream>
+
+#include "llama/plugin_config.h"
+#include "minference/method.h"
+
+namespace minference::cli {
+namespace {
+
+constexpr std::int64_t kMaxContext = 1 << 24;
+
+template <class Number>
+CLI::Validator between(Number min, Number max, const char* kind) {
+  std::ostringstream range;
+  range << min << " to " << max;
+  std::string text = range.str();
+  const auto check = [min, max, kind, text](std::string& input) -> std::string {
+    Number value{};
+    const char* end = input.data() + input.size();
+    const auto [stop, error] = std::from_chars(input.data(), end, value);
+    if (error == std::errc() && stop == end && value >= min && value <= max) return {};
+    return "'" + input + "' is not " + kind + " from " + text;
+  };
+  return CLI::Validator(check, text);
+}
+
+std::string check_method(std::string& name) {
+  if (name == llama_host::kStock) return {};
+  for (const Method* method : attention_methods()) {
+    if (name == method->name()) return {};
+  }
+  return "unknown method '" + name + "', expected one of " + method_names();
+}
+
+}  // namespace
+
+CLI::Validator integer_between(std::int64_t min, std::int64_t max) {
+  return between<std::int64_t>(min, max, "an integer");
+}
+
+CLI::Validator number_between(double min, double max) {
+  // NaN fails both comparisons of the check and so is refused.
+  return between<double>(min, max, "a number");
+}
+
+std::string method_names() {
+  std::string names;
+  for (const Method* method : attention_methods()) names += std::string(method->name()) + ", ";
+  return names + llama_host::kStock;
+}
+
+llama_host::AttentionOptions ModelOptions::attention() const {
+  llama_host::AttentionOptions result;
+  result.attn = attn;
+  for (const std::string& option : attn_opts) parse_option(option, result.options);
+  result.pattern = pattern;
+  result.precision = precision;
+  result.guard = guard;
+  return result;
+}
+
+void add_model_options(CLI::App& command, ModelOptions& options) {
+  command.add_option("-m,--model", options.model, "Model file (GGUF)")->required();
+  command.add_option("--attn", options.attn, "Attention method: " + method_names())
+      ->check(CLI::Validator(check_method, ""))
+      ->envname("MINFERENCE_ATTN")
+      ->capture_default_str();
+  command
+      .add_option("--attn-opt", options.attn_opts,
+                  "Option of the method as key=value; may be repeated (`minference list` has them)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->envname("MINFERENCE_ATTN_OPTS");
+  command.add_option("--pattern", options.pattern, "Pattern file (JSON) for the method minference")
+      ->envname("MINFERENCE_PATTERN");
+  command.add_option("--precision", options.precision, "Products in auto, f32 or bf16")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->envname("MINFERENCE_PRECISION")
+      ->capture_default_str();
+  command
+      .add_option("--guard", options.guard,
+                  "report: measure on sampled rows how much attention mass is kept; off")
+      ->check(CLI::IsMember({"off", "report"}))
+      ->envname("MINFERENCE_GUARD")
+      ->capture_default_str();
+  command.add_option("-c,--ctx", options.context, "Context size in tokens (default: as needed)")
+      ->check(integer_between(1, kMaxContext));
+  command.add_option("--ubatch", options.ubatch, "Tokens of a prefill step")
+      ->check(integer_between(kRowBlock, 16384))
+      ->capture_default_str();
+  command.add_option("-t,--threads", options.threads, "Threads (default: one per core)")
+      ->check(integer_between(1, 512));
+}
+
+}  // namespace minference::cli

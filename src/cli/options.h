@@ -1,0 +1,41 @@
+// Options that several sub-commands share, and checks that name the legal values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "llama/engine.h"
+
+namespace minference::cli {
+
+// Accept only a whole, respectively finite, number within the bounds.
+CLI::Validator integer_between(std::int64_t min, std::int64_t max);
+CLI::Validator number_between(double min, double max);
+
+// Model, attention, context and threads.
+struct ModelOptions {
+  std::string model;
+  std::string attn = "minference";
+  std::vector<std::string> attn_opts;
+  std::string pattern;
+  std::string precision = "auto";
+  std::string guard = "off";
+  std::int64_t context = 0;  // 0: not given
+  std::int64_t ubatch = 2048;
+  std::int64_t threads = 0;  // 0: not given
+
+  // The attention part, with `attn_opts` parsed. Throws InvalidArgument.
+  llama_host::AttentionOptions attention() const;
+};
+
+// Adds the options to a sub-command. The ones of attention have the MINFERENCE_* variables of the
+// plug-in as their defaults.
+void add_model_options(CLI::App& command, ModelOptions& options);
+
+// Names of the attention methods and "stock", separated by commas.
+std::string method_names();
+
+}  // namespace minference::cli

@@ -1,0 +1,50 @@
+#include "cli/progress.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <unistd.h>
+
+namespace minference::cli {
+namespace {
+
+constexpr char kClearLine[] = "\r\033[K";
+
+}  // namespace
+
+Progress::Progress(std::int64_t total)
+    : total_(total), terminal_(isatty(STDERR_FILENO) != 0), start_(std::chrono::steady_clock::now()) {
+  update(0, std::nullopt);
+}
+
+Progress::~Progress() {
+  if (terminal_) std::fputs(kClearLine, stderr);
+}
+
+void Progress::update(std::int64_t done, std::optional<double> kept_fraction) {
+  if (!terminal_) return;
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  constexpr std::int64_t kWidth = 24;
+  const std::int64_t filled = total_ > 0 ? kWidth * done / total_ : 0;
+  std::string line = std::string(kClearLine) + "prefill [" +
+                     std::string(static_cast<std::size_t>(filled), '#') +
+                     std::string(static_cast<std::size_t>(kWidth - filled), '.') + "] " +
+                     std::to_string(done) + "/" + std::to_string(total_) + " tokens";
+  if (done > 0 && seconds > 0) {
+    const double rate = static_cast<double>(done) / seconds;
+    char text[96];
+    // Attention makes later tokens dearer; the estimate ignores that and is a little short.
+    std::snprintf(text, sizeof(text), ", %.0f tokens/s, %.0f s left", rate,
+                  static_cast<double>(total_ - done) / rate);
+    line += text;
+  }
+  if (kept_fraction) {
+    char text[32];
+    std::snprintf(text, sizeof(text), ", %.1f %% kept", 100.0 * *kept_fraction);
+    line += text;
+  }
+  std::fputs(line.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace minference::cli

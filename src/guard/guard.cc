@@ -1,0 +1,138 @@
+#include "minference/guard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "attention/cpu/row_block_scratch.h"
+#include "attention/cpu/row_source.h"
+#include "attention/precision.h"
+#include "attention/visible_keys.h"
+#include "core/parallel.h"
+#include "minference/error.h"
+
+namespace minference {
+namespace {
+
+using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
+
+// One bit per key for each sampled row: all visible keys, and those of them that the index keeps.
+struct RowBits {
+  std::int64_t words = 0;
+  std::vector<std::uint64_t> visible;  // [rows][words]
+  std::vector<std::uint64_t> kept;
+
+  void reset(std::int64_t rows, std::int64_t kv_len) {
+    words = (kv_len + 63) / 64 + 1;
+    visible.assign(rows * words, 0);
+    kept.assign(rows * words, 0);
+  }
+};
+
+void collect(const SequenceGeometry& geometry, const HeadIndex* head, std::int64_t row,
+             VisibleKeys& keys, std::uint64_t* bits) {
+  VisibleKeys::Tile tile;
+  const auto set = [&](std::int64_t key) { bits[key / 64] |= 1ULL << (key % 64); };
+  const auto visible = [&](std::int64_t c) {
+    return tile.mask == nullptr || (tile.mask[0] >> c & 1U) != 0;
+  };
+  keys.start(geometry, head, row, row + 1);
+  while (keys.next_keys(tile)) {
+    for (std::int64_t c = 0; c < tile.count; ++c) {
+      if (visible(c)) set(tile.begin + c);
+    }
+  }
+  while (keys.next_columns(tile)) {
+    for (std::int64_t c = 0; c < tile.count; ++c) {
+      if (visible(c)) set(head->columns[tile.begin + c]);
+    }
+  }
+}
+
+struct Worker {
+  RowBlockScratch all;
+  RowBlockScratch kept;
+  VisibleKeys visible;
+  AlignedBuffer<std::byte> keys;
+  RowBits bits;
+
+  Worker(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
+      : all(kernels, input, params, 0),
+        kept(kernels, input, params, 0),
+        keys(kTileKeys * all.block.dim * kernels.element_size) {}
+};
+
+double head_recall(const KernelTable& kernels, const AttentionInput& input,
+                   const SequenceGeometry& geometry, const HeadIndex* head, std::int64_t b,
+                   std::int64_t h, std::int64_t rows, Worker& worker) {
+  rows = std::min({rows, geometry.q_len, kTileRows});
+  const auto row_at = [&](std::int64_t i) { return geometry.q_len * (i + 1) / rows - 1; };
+  worker.all.load(b, h, rows, row_at);
+  worker.kept.load(b, h, rows, row_at);
+  worker.bits.reset(rows, geometry.kv_len);
+  const std::int64_t words = worker.bits.words;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    collect(geometry, nullptr, row_at(i), worker.visible, worker.bits.visible.data() + i * words);
+    collect(geometry, head, row_at(i), worker.visible, worker.bits.kept.data() + i * words);
+  }
+
+  // Two sums of exponentials over the same scores, under the two masks.
+  const RowSource source(input, input.k, b, h / (input.q.heads() / input.k.heads()));
+  kernels.enter();
+  for (std::int64_t key = 0; key < geometry.kv_len; key += kTileKeys) {
+    const void* addresses[kTileKeys];
+    const std::int64_t count = std::min(kTileKeys, geometry.kv_len - key);
+    source.rows(key, count, addresses);
+    kernels.pack_keys(addresses, input.k.dtype, count, input.k.dim(), worker.all.block.dim,
+                      worker.keys.data());
+    std::uint64_t visible[kTileRows];
+    std::uint64_t kept[kTileRows];
+    for (std::int64_t i = 0; i < rows; ++i) {
+      visible[i] = worker.bits.visible[i * words + key / 64];
+      kept[i] = worker.bits.kept[i * words + key / 64];
+    }
+    const std::int64_t tile = round_up(count, kKeyGranule);
+    kernels.sum_exponentials(worker.all.block, worker.keys.data(), tile, visible);
+    kernels.sum_exponentials(worker.kept.block, worker.keys.data(), tile, kept);
+  }
+  kernels.leave();
+
+  double total = 0.0;
+  std::int64_t counted = 0;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const double all = kernels.row_sum(worker.all.block, i);
+    const double kept = kernels.row_sum(worker.kept.block, i);
+    if (all == 0.0) continue;
+    total += kept / all *
+             std::exp2(static_cast<double>(worker.kept.block.shift[i]) - worker.all.block.shift[i]);
+    counted += 1;
+  }
+  return counted > 0 ? total / static_cast<double>(counted) : 1.0;
+}
+
+}  // namespace
+
+std::vector<double> mass_recall(const AttentionInput& input, const AttentionParams& params,
+                                const SparseIndex& index, std::int64_t rows) {
+  if (rows < 1) {
+    throw InvalidArgument("guard rows is " + std::to_string(rows) + "; legal: 1 or more");
+  }
+  const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
+  std::vector<double> recall(index.heads.size(), 1.0);
+  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
+  parallel_for(static_cast<std::int64_t>(recall.size()), params.threads,
+               [&](std::int64_t i, int thread) {
+                 const std::int64_t b = i / index.q_heads;
+                 const std::int64_t h = i % index.q_heads;
+                 const HeadIndex* head = sparse_head(&index, b, h);
+                 const SequenceGeometry geometry(input, params, b);
+                 if (head == nullptr || geometry.q_len == 0 || geometry.kv_len == 0) return;
+                 if (!workers[thread]) workers[thread].emplace(kernels, input, params);
+                 recall[i] =
+                     head_recall(kernels, input, geometry, head, b, h, rows, *workers[thread]);
+               });
+  return recall;
+}
+
+}  // namespace minference

@@ -1,0 +1,112 @@
+#include "index/last_q.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "attention/cpu/row_block_scratch.h"
+#include "attention/cpu/row_source.h"
+#include "attention/precision.h"
+#include "attention/visible_keys.h"
+#include "core/parallel.h"
+
+namespace minference {
+namespace {
+
+using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
+
+// One thread's memory, reused from head to head.
+struct Worker {
+  RowBlockScratch rows;
+  VisibleKeys visible;
+  AlignedBuffer<std::byte> keys;       // one packed tile
+  AlignedBuffer<float> probabilities;  // [kTileRows][kTileKeys]
+  std::vector<float> columns;
+  std::vector<float> diagonals;  // entry i: offset kv_len - 1 - i
+
+  Worker(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
+      : rows(kernels, input, params, 0),
+        keys(kTileKeys * rows.block.dim * kernels.element_size),
+        probabilities(kTileRows * kTileKeys) {}
+};
+
+void estimate_head(const KernelTable& kernels, const AttentionInput& input,
+                   const SequenceGeometry& geometry, std::int64_t last_q, Worker& worker,
+                   LastQEstimate& estimate) {
+  const std::int64_t kv_len = geometry.kv_len;
+  const std::int64_t first_row = geometry.q_len - last_q;
+  RowBlock& block = worker.rows.block;
+  worker.rows.load(estimate.b, estimate.h, last_q, [&](std::int64_t i) { return first_row + i; });
+  worker.columns.assign(kv_len + kTileKeys, 0.0F);
+  worker.diagonals.assign(kv_len + kTileRows + kTileKeys, 0.0F);
+
+  const RowSource source(input, input.k, estimate.b,
+                         estimate.h / (input.q.heads() / input.k.heads()));
+  // The rows may straddle two row blocks of an index, which do not matter without an index.
+  const auto for_each_tile = [&](auto&& visit) {
+    VisibleKeys::Tile tile;
+    worker.visible.start(geometry, nullptr, first_row, geometry.q_len);
+    while (worker.visible.next_keys(tile)) {
+      const void* rows[kTileKeys];
+      const std::int64_t count = std::min(tile.count, kv_len - tile.begin);
+      source.rows(tile.begin, count, rows);
+      kernels.pack_keys(rows, input.k.dtype, count, input.k.dim(), block.dim, worker.keys.data());
+      visit(tile);
+    }
+  };
+
+  kernels.enter();
+  for_each_tile([&](const VisibleKeys::Tile& tile) {
+    kernels.sum_exponentials(block, worker.keys.data(), tile.count, tile.mask);
+  });
+  float log_sum[kTileRows];
+  for (std::int64_t r = 0; r < last_q; ++r) {
+    const float sum = kernels.row_sum(block, r);
+    // A row that sees nothing has only masked scores, whose probability must come out as 0.
+    log_sum[r] = sum == 0.0F ? 0.0F : block.shift[r] + std::log2(sum);
+  }
+  for_each_tile([&](const VisibleKeys::Tile& tile) {
+    float* probabilities = worker.probabilities.data();
+    kernels.probabilities(block, worker.keys.data(), tile.count, tile.mask, log_sum,
+                          probabilities);
+    // Row r at key c has offset kv_len - last_q + r - c, that is entry c - r + last_q - 1.
+    kernels.add_sums(probabilities, last_q, tile.count, worker.columns.data() + tile.begin,
+                     worker.diagonals.data() + tile.begin + last_q - 1);
+  });
+  kernels.leave();
+  std::reverse(worker.diagonals.begin(), worker.diagonals.begin() + kv_len);
+
+  estimate.kv_len = kv_len;
+  estimate.rows = last_q;
+  estimate.columns = {worker.columns.data(), static_cast<std::size_t>(kv_len)};
+  estimate.diagonals = {worker.diagonals.data(), static_cast<std::size_t>(kv_len)};
+}
+
+}  // namespace
+
+void estimate_last_q(const AttentionInput& input, const AttentionParams& params,
+                     std::int64_t last_q, std::span<const std::uint8_t> wanted,
+                     const std::function<void(const LastQEstimate&)>& consume) {
+  const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
+  std::vector<SequenceGeometry> geometry;
+  for (std::int64_t b = 0; b < input.q.batch(); ++b) geometry.emplace_back(input, params, b);
+  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
+  parallel_for(input.q.batch() * input.q.heads(), params.threads,
+               [&](std::int64_t i, int thread) {
+                 if (wanted[i] == 0) return;
+                 LastQEstimate estimate;
+                 estimate.b = i / input.q.heads();
+                 estimate.h = i % input.q.heads();
+                 const SequenceGeometry& sequence = geometry[estimate.b];
+                 if (sequence.q_len == 0 || sequence.kv_len == 0) return;
+                 if (!workers[thread]) workers[thread].emplace(kernels, input, params);
+                 estimate_head(kernels, input, sequence,
+                               std::min({last_q, sequence.q_len, kTileRows}), *workers[thread],
+                               estimate);
+                 consume(estimate);
+               });
+}
+
+}  // namespace minference

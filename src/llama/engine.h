@@ -1,0 +1,150 @@
+// Engine: one model and one context of llama.cpp with our plug-in in place, for the command line.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "minference/error.h"
+#include "minference/method.h"
+
+struct llama_context;
+struct llama_model;
+struct llama_vocab;
+
+namespace minference::llama_host {
+
+// llama.cpp failed although the request was legal.
+class RuntimeFailure : public Error {
+ public:
+  using Error::Error;
+};
+
+// The caller's stop flag was seen.
+class Interrupted : public Error {
+ public:
+  using Error::Error;
+};
+
+using Token = std::int32_t;
+
+// How attention is to be computed; the same names and values as the MINFERENCE_* variables.
+struct AttentionOptions {
+  std::string attn = "minference";
+  MethodOptions options;
+  std::string pattern;  // path, or empty
+  std::string precision = "auto";
+  std::string guard = "off";
+};
+
+struct EngineOptions {
+  std::string model_path;
+  AttentionOptions attention;
+  int ubatch = 2048;         // tokens of a prefill step
+  int threads = 0;           // 0: one per core
+  bool verbose = false;      // llama.cpp's own log on stderr
+  bool layer_table = false;  // the plug-in's table on stderr at exit
+  const std::atomic<bool>* stop = nullptr;  // asked during every step
+};
+
+struct SamplingOptions {
+  float temperature = 0.0F;  // 0: greedy
+  int top_k = 40;            // 0: all
+  float top_p = 0.95F;
+  std::uint32_t seed = 0;
+};
+
+struct ModelInfo {
+  std::string name;  // file name without folder
+  std::int64_t layers = 0;
+  std::int64_t heads = 0;
+  std::int64_t trained_context = 0;
+  bool has_chat_template = false;
+};
+
+struct Generation {
+  std::vector<Token> tokens;
+  std::string text;  // valid UTF-8
+  bool context_full = false;
+  double first_token_seconds = 0;  // from the start of prefill()
+  double decode_seconds = 0;       // after the first token
+};
+
+// Totals of the plug-in since the last prefill() began.
+struct PluginTotals {
+  std::string isa;
+  std::optional<double> kept_fraction;  // nothing ran: empty
+  std::optional<double> mass_recall;
+  double index_seconds = 0;
+  double attention_seconds = 0;  // everything: mask, index, kernels
+  std::map<std::string, std::int64_t> fallbacks;
+  std::vector<std::string> declined;  // kinds of prompt attention that were left to llama.cpp
+};
+
+class Engine {
+ public:
+  // Checks the options, loads llama.cpp's backends, the plug-in (unless the method is stock) and the
+  // model. Throws InvalidArgument, IoError, Unsupported for what the caller can mend, RuntimeFailure
+  // otherwise. At most one engine at a time: llama.cpp's log is global.
+  explicit Engine(EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const ModelInfo& model() const { return info_; }
+  int threads() const { return options_.threads; }
+  double load_seconds() const { return load_seconds_; }
+  // What the user should know and no exception says, one line each.
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+  // The model's chat template over one exchange, ready for tokenize(). `system` may be empty.
+  std::string apply_chat_template(const std::string& system, const std::string& user) const;
+
+  // With the model's start token, and special tokens recognised.
+  std::vector<Token> tokenize(const std::string& text) const;
+
+  // Makes room for at least `size` tokens. Throws InvalidArgument naming both numbers when the
+  // machine's memory does not hold them.
+  void open_context(std::int64_t size);
+  std::int64_t context_size() const;
+
+  // Computes a prompt into an empty context. `progress` hears the tokens done. Throws InvalidArgument
+  // when the prompt is empty or longer than the context, Interrupted, RuntimeFailure.
+  void prefill(std::span<const Token> prompt,
+               const std::function<void(std::int64_t done)>& progress = {});
+
+  // Continues the prompt. `on_text` hears whole characters as they come.
+  Generation generate(const SamplingOptions& sampling, std::int64_t max_tokens,
+                      const std::function<void(std::string_view)>& on_text = {});
+
+  // Empty with method stock.
+  std::optional<PluginTotals> plugin_totals() const;
+
+ private:
+  void load_backends();
+  void load_model();
+  void decode(std::span<const Token> tokens);
+  void check_logits() const;
+  std::string piece(Token token) const;
+  bool stopped() const;
+
+  EngineOptions options_;
+  ModelInfo info_;
+  std::vector<std::string> warnings_;
+  double load_seconds_ = 0;
+  std::int64_t used_ = 0;  // tokens in the context
+  std::chrono::steady_clock::time_point prefill_start_;
+
+  struct Llama;  // owned objects of llama.cpp
+  std::unique_ptr<Llama> llama_;
+};
+
+}  // namespace minference::llama_host

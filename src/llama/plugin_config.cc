@@ -1,0 +1,191 @@
+#include "llama/plugin_config.h"
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "minference/error.h"
+#include "minference/isa.h"
+
+namespace minference::llama_host {
+namespace {
+
+enum VariableId : std::uint8_t {
+  kAttn,
+  kOptions,
+  kPattern,
+  kMinRows,
+  kMinKv,
+  kPrecision,
+  kGuard,
+  kGuardRows,
+  kLog,
+  kVariableCount
+};
+
+constexpr std::array<Variable, kVariableCount> kVariables{{
+    {"MINFERENCE_ATTN", "attn", "a method of `minference list`, or stock", "minference"},
+    {"MINFERENCE_ATTN_OPTS", "options", "key=value,key=value with the method's options",
+     "the method's defaults"},
+    {"MINFERENCE_PATTERN", "pattern", "path of a pattern file (method minference only)", "none"},
+    {"MINFERENCE_MIN_ROWS", "min_rows", "an integer from 64 to 1048576", "64"},
+    {"MINFERENCE_MIN_KV", "min_kv", "an integer from 1 to 1073741824", "512"},
+    {"MINFERENCE_PRECISION", "precision", "auto, f32 or bf16", "auto"},
+    {"MINFERENCE_GUARD", "guard", "off or report", "off"},
+    {"MINFERENCE_GUARD_ROWS", "guard_rows", "an integer from 1 to 4096", "16"},
+    {"MINFERENCE_LOG", "log", "0 (errors only) or 1 (load line and a table at exit)",
+     "the load line only"},
+}};
+
+// Texts of the variables that were given, and how to name them in an error.
+struct Given {
+  std::map<VariableId, std::string> texts;
+  const char* Variable::*naming;
+
+  const std::string* find(VariableId id) const {
+    const auto it = texts.find(id);
+    return it == texts.end() ? nullptr : &it->second;
+  }
+  std::string name(VariableId id) const { return kVariables[id].*naming; }
+  [[noreturn]] void refuse(VariableId id, const std::string& reason) const {
+    throw InvalidArgument(name(id) + "=" + texts.at(id) + ": " + reason);
+  }
+  [[noreturn]] void refuse(VariableId id) const {
+    refuse(id, std::string("expected ") + kVariables[id].legal);
+  }
+};
+
+void read_integer(const Given& given, VariableId id, std::int64_t min, std::int64_t max,
+                  std::int64_t& value) {
+  const std::string* text = given.find(id);
+  if (text == nullptr) return;
+  const char* end = text->data() + text->size();
+  const auto [stop, error] = std::from_chars(text->data(), end, value);
+  if (error != std::errc() || stop != end || value < min || value > max) given.refuse(id);
+}
+
+// Calls `body`, and names the variable in what it throws.
+template <class Body>
+auto named(const Given& given, VariableId id, Body&& body) {
+  try {
+    return body();
+  } catch (const IoError& e) {
+    throw IoError(given.name(id) + ": " + e.what());
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument(given.name(id) + ": " + e.what());
+  }
+}
+
+MethodOptions parse_options(const std::string& text) {
+  MethodOptions options;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t comma = std::min(text.find(',', begin), text.size());
+    parse_option(std::string_view(text).substr(begin, comma - begin), options);
+    begin = comma + 1;
+  }
+  return options;
+}
+
+PluginConfig build(const Given& given) {
+  PluginConfig config;
+  if (const std::string* text = given.find(kAttn)) config.attn = *text;
+  if (config.attn != kStock) {
+    config.method = named(given, kAttn, [&] { return &find_method(config.attn); });
+  }
+  const std::string* options = given.find(kOptions);
+  if (config.stock()) {
+    if (options != nullptr) given.refuse(kOptions, "stock has no options");
+  } else {
+    config.options = named(given, kOptions, [&] {
+      return resolve_options(*config.method,
+                             options == nullptr ? MethodOptions{} : parse_options(*options));
+    });
+  }
+  if (const std::string* text = given.find(kPattern)) {
+    if (config.attn != "minference") {
+      given.refuse(kPattern, "a pattern file needs the method minference, not " + config.attn);
+    }
+    config.pattern_path = *text;
+    config.patterns = named(given, kPattern, [&] {
+      return std::make_shared<const PatternFile>(PatternFile::load(*text));
+    });
+  }
+  read_integer(given, kMinRows, kRowBlock, 1 << 20, config.min_rows);
+  read_integer(given, kMinKv, 1, 1 << 30, config.min_kv);
+  if (const std::string* text = given.find(kPrecision)) {
+    if (*text == "f32") {
+      config.precision = Precision::kF32;
+    } else if (*text == "bf16") {
+      config.precision = Precision::kBF16;
+    } else if (*text != "auto") {
+      given.refuse(kPrecision);
+    }
+  }
+  if (const std::string* text = given.find(kGuard)) {
+    if (*text != "off" && *text != "report") given.refuse(kGuard);
+    config.guard = *text == "report";
+  }
+  read_integer(given, kGuardRows, 1, 4096, config.guard_rows);
+  if (const std::string* text = given.find(kLog)) {
+    if (*text != "0" && *text != "1") given.refuse(kLog);
+    config.log = *text == "0" ? LogLevel::kQuiet : LogLevel::kSummary;
+  }
+  // A forced level that is unknown, or that this processor lacks, is refused here and not at the
+  // first prompt.
+  choose_isa(config.precision != Precision::kF32);
+  return config;
+}
+
+std::string json_text(const nlohmann::json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_object()) return value.dump();
+  std::string text;
+  for (const auto& [key, number] : value.items()) {
+    if (!text.empty()) text += ',';
+    text += key + '=' + number.dump();
+  }
+  return text;
+}
+
+}  // namespace
+
+std::span<const Variable> plugin_variables() { return kVariables; }
+
+PluginConfig config_from_environment() {
+  Given given{{}, &Variable::name};
+  for (std::size_t i = 0; i < kVariables.size(); ++i) {
+    const char* text = std::getenv(kVariables[i].name);
+    if (text != nullptr && *text != '\0') given.texts[static_cast<VariableId>(i)] = text;
+  }
+  return build(given);
+}
+
+PluginConfig config_from_json(const std::string& json) {
+  const nlohmann::json root = nlohmann::json::parse(json, nullptr, false);
+  if (!root.is_object()) throw InvalidArgument("the configuration is not a JSON object: " + json);
+  Given given{{}, &Variable::key};
+  for (const auto& [key, value] : root.items()) {
+    std::size_t i = 0;
+    while (i < kVariables.size() && key != kVariables[i].key) ++i;
+    if (i == kVariables.size()) throw InvalidArgument("unknown configuration key " + key);
+    const std::string text = json_text(value);
+    if (!text.empty()) given.texts[static_cast<VariableId>(i)] = text;
+  }
+  return build(given);
+}
+
+std::string describe(const PluginConfig& config) {
+  if (config.stock()) return "attention stock: everything stays with llama.cpp";
+  std::string line = "attention " + config.attn;
+  if (config.patterns) line += " with patterns of " + config.pattern_path;
+  line += " (kernels: ";
+  line += isa_name(choose_isa(config.precision != Precision::kF32));
+  line += ") for prompt batches of at least " + std::to_string(config.min_rows) +
+          " tokens over at least " + std::to_string(config.min_kv) +
+          " keys; everything else stays with llama.cpp";
+  return line;
+}
+
+}  // namespace minference::llama_host

@@ -1,0 +1,56 @@
+// Configuration of the ggml plug-in: one table of MINFERENCE_* variables, read from the environment
+// or, for hosts of ours, from JSON.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "minference/attention.h"
+#include "minference/method.h"
+#include "minference/pattern.h"
+
+namespace minference::llama_host {
+
+// Method name that leaves every operation to llama.cpp.
+inline constexpr char kStock[] = "stock";
+
+// What the plug-in says on stderr; errors are always said.
+enum class LogLevel : std::uint8_t { kQuiet, kLoadLine, kSummary };
+
+struct PluginConfig {
+  std::string attn = "minference";
+  const Method* method = nullptr;  // null: stock
+  MethodOptions options;           // complete for `method`
+  std::string pattern_path;
+  std::shared_ptr<const PatternFile> patterns;
+  std::int64_t min_rows = 64;
+  std::int64_t min_kv = 512;
+  Precision precision = Precision::kAuto;
+  bool guard = false;
+  std::int64_t guard_rows = 16;
+  LogLevel log = LogLevel::kLoadLine;
+
+  bool stock() const { return method == nullptr; }
+};
+
+// One variable, as docs/llama.md lists it.
+struct Variable {
+  const char* name;      // in the environment
+  const char* key;       // in the JSON of minference_configure
+  const char* legal;     // legal values, in words
+  const char* fallback;  // the value when it is not set
+};
+
+// Every variable that the plug-in itself reads.
+std::span<const Variable> plugin_variables();
+
+// Both throw InvalidArgument, Unsupported or IoError naming the variable, its value and what is legal.
+PluginConfig config_from_environment();
+PluginConfig config_from_json(const std::string& json);
+
+// The line that the plug-in prints when it is loaded.
+std::string describe(const PluginConfig& config);
+
+}  // namespace minference::llama_host

@@ -1,0 +1,51 @@
+#include "methods/head_patterns.h"
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "attention/visible_keys.h"
+#include "methods/head_rules.h"
+#include "methods/method_table.h"
+#include "minference/error.h"
+
+namespace minference {
+
+SparseIndex build_from_patterns(const AttentionInput& input, const AttentionParams& params,
+                                const std::function<HeadPattern(std::int64_t)>& pattern_of) {
+  const auto start = std::chrono::steady_clock::now();
+  SparseIndex index = dense_method().build_index(input, params, {}, {});
+  std::vector<HeadPattern> patterns(index.q_heads);
+  for (std::int64_t h = 0; h < index.q_heads; ++h) {
+    patterns[h] = pattern_of(h);
+    if (patterns[h].kind == HeadPattern::Kind::kBlockSparse) {
+      throw Unsupported("head " + std::to_string(h) +
+                        " has the pattern block_sparse; this version runs vertical_and_slash and "
+                        "stream_llm heads");
+    }
+  }
+  std::vector<SequenceGeometry> geometry;
+  std::vector<std::uint8_t> wanted(index.heads.size(), 0);
+  for (std::int64_t b = 0; b < index.batch; ++b) {
+    geometry.emplace_back(input, params, b);
+    for (std::int64_t h = 0; h < index.q_heads; ++h) {
+      const HeadPattern& pattern = patterns[h];
+      if (pattern.kind == HeadPattern::Kind::kAShape) {
+        index.head(b, h) = a_shape_head(pattern.vertical, pattern.slash, geometry[b].kv_len);
+      } else {
+        wanted[b * index.q_heads + h] =
+            budgets_cover_all(pattern.vertical, pattern.slash, geometry[b].kv_len) ? 0 : 1;
+      }
+    }
+  }
+  estimate_last_q(input, params, kLastQ, wanted, [&](const LastQEstimate& estimate) {
+    const HeadPattern& pattern = patterns[estimate.h];
+    index.head(estimate.b, estimate.h) =
+        vertical_slash_head(estimate, pattern.vertical, pattern.slash, geometry[estimate.b].q_len);
+  });
+  index.build_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return index;
+}
+
+}  // namespace minference

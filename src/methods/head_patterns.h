@@ -1,0 +1,19 @@
+// Builds a SparseIndex from one HeadPattern per query head.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "minference/attention.h"
+#include "minference/pattern.h"
+#include "minference/sparse_index.h"
+
+namespace minference {
+
+// The index of every sequence and head; pattern_of(h) gives the pattern of query head h. One last-q
+// estimate serves all vertical-slash heads; heads that need none pay for none.
+// Throws Unsupported for a pattern kind that has no implementation yet.
+SparseIndex build_from_patterns(const AttentionInput& input, const AttentionParams& params,
+                                const std::function<HeadPattern(std::int64_t)>& pattern_of);
+
+}  // namespace minference

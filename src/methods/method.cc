@@ -1,0 +1,106 @@
+#include "minference/method.h"
+
+#include <charconv>
+#include <cmath>
+#include <sstream>
+
+#include "methods/method_table.h"
+#include "minference/error.h"
+
+namespace minference {
+namespace {
+
+// 64 rather than 64.000000, 0.5 rather than 0.500000.
+std::string format_number(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+}  // namespace
+
+const std::vector<const Method*>& attention_methods() {
+  static const std::vector<const Method*> methods = {&minference_method(),
+                                                     &vertical_slash_method(), &a_shape_method(),
+                                                     &dense_method()};
+  return methods;
+}
+
+const Method& find_method(std::string_view name) {
+  std::string names;
+  for (const Method* method : attention_methods()) {
+    if (name == method->name()) return *method;
+    names += names.empty() ? "" : ", ";
+    names += method->name();
+  }
+  throw InvalidArgument("unknown attention method '" + std::string(name) +
+                        "'; valid methods: " + names);
+}
+
+MethodOptions resolve_options(const Method& method, const MethodOptions& given) {
+  MethodOptions resolved;
+  std::string names;
+  for (const MethodOption& option : method.options()) {
+    resolved[option.name] = option.default_value;
+    names += names.empty() ? "" : ", ";
+    names += option.name;
+  }
+  for (const auto& [name, value] : given) {
+    if (resolved.find(name) == resolved.end()) {
+      throw InvalidArgument("method " + std::string(method.name()) + " has no option '" + name +
+                            "'; valid options: " + (names.empty() ? "none" : names));
+    }
+    resolved[name] = value;
+  }
+  for (const MethodOption& option : method.options()) {
+    const double value = resolved[option.name];
+    const bool whole = !option.integer || value == std::floor(value);
+    if (!(value >= option.min_value && value <= option.max_value) || !whole) {
+      throw InvalidArgument("option " + option.name + " of method " + method.name() + " is " +
+                            format_number(value) + "; legal: " +
+                            (option.integer ? "whole numbers from " : "numbers from ") +
+                            format_number(option.min_value) + " to " +
+                            format_number(option.max_value));
+    }
+  }
+  return resolved;
+}
+
+void parse_option(std::string_view text, MethodOptions& options) {
+  const std::size_t equals = text.find('=');
+  const auto fail = [&] {
+    throw InvalidArgument("'" + std::string(text) +
+                          "' is not an option; expected key=number, for example vertical_size=500");
+  };
+  if (equals == std::string_view::npos || equals == 0) fail();
+  const std::string_view number = text.substr(equals + 1);
+  double value = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+  if (error != std::errc() || end != number.data() + number.size() || !std::isfinite(value)) fail();
+  options[std::string(text.substr(0, equals))] = value;
+}
+
+Stats attention(const AttentionInput& input, const AttentionParams& params,
+                const AttentionOutput& output, const Method& method, const MethodOptions& options,
+                const MethodContext& context) {
+  validate(input, params, output);
+  Stats stats;
+  if (&method == &dense_method()) {
+    resolve_options(method, options);
+    stats = attention(input, params, output);
+  } else if (!input.mask.empty() || !params.causal) {
+    // Positions, and with them offsets, mean nothing under an arbitrary mask.
+    resolve_options(method, options);
+    stats = attention(input, params, output);
+    stats.fallbacks[input.mask.empty() ? "not causal" : "mask is not a causal prefix"] += 1;
+  } else {
+    const SparseIndex index =
+        method.build_index(input, params, resolve_options(method, options), context);
+    stats = attention(input, params, output, &index);
+    stats.index_seconds = index.build_seconds;
+  }
+  stats.method = method.name();
+  return stats;
+}
+
+}  // namespace minference

@@ -1,0 +1,49 @@
+// minference: the reference system's rule, one pattern per head from a pattern file.
+#include <algorithm>
+#include <cmath>
+
+#include "methods/head_patterns.h"
+#include "methods/method_table.h"
+
+namespace minference {
+namespace {
+
+class MInferenceMethod final : public Method {
+ public:
+  const char* name() const override { return "minference"; }
+  const char* summary() const override {
+    return "per-head patterns from a pattern file, vertical_slash (1000, 6096) without one";
+  }
+  std::vector<MethodOption> options() const override {
+    return {{"minference_ratio", "factor on both budgets of every head", 1.0, 0.001, 1000, false},
+            {"starting_layer", "layers below this one run dense", -1, -1, 1e6, true}};
+  }
+
+  SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
+                          const MethodOptions& options,
+                          const MethodContext& context) const override {
+    if (static_cast<double>(context.layer) < options.at("starting_layer")) {
+      return dense_method().build_index(input, params, {}, {});
+    }
+    const double ratio = options.at("minference_ratio");
+    const auto scaled = [&](std::int64_t budget) {
+      return static_cast<std::int64_t>(std::floor(static_cast<double>(budget) * ratio));
+    };
+    return build_from_patterns(input, params, [&](std::int64_t h) {
+      HeadPattern pattern;
+      if (context.patterns != nullptr) pattern = context.patterns->at(context.layer, h);
+      pattern.vertical = scaled(pattern.vertical);
+      pattern.slash = scaled(pattern.slash);
+      return pattern;
+    });
+  }
+};
+
+}  // namespace
+
+const Method& minference_method() {
+  static const MInferenceMethod method;
+  return method;
+}
+
+}  // namespace minference

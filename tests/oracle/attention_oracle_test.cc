@@ -1,0 +1,34 @@
+// attention_cpu() at every ISA level against the fp64 reference, over the shared sweep.
+#include <gtest/gtest.h>
+
+#include "attention/cpu/executor.h"
+#include "support/sweep.h"
+
+namespace minference::test {
+namespace {
+
+void sweep(const std::vector<Case>& cases) {
+  const Runner run = [](const AttentionInput& input, const AttentionParams& params,
+                        const AttentionOutput& output, const SparseIndex* index, IsaLevel level) {
+    validate(input, params, output);
+    if (index != nullptr) {
+      const std::int64_t pages = input.block_table.empty() ? 1 : input.pages_per_sequence;
+      validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(),
+               pages * input.k.tokens());
+    }
+    return attention_cpu(input, params, output, index, level);
+  };
+  const std::vector<IsaLevel> levels = available_isa_levels();
+  for (const Case& c : cases) expect_matches_reference(c, run, levels);
+}
+
+TEST(AttentionOracle, Shapes) { sweep(shape_cases()); }
+TEST(AttentionOracle, Storage) { sweep(storage_cases()); }
+TEST(AttentionOracle, Values) { sweep(value_cases()); }
+TEST(AttentionOracle, Patterns) { sweep(pattern_cases()); }
+TEST(AttentionOracle, Features) { sweep(feature_cases()); }
+TEST(AttentionOracle, RandomFirst) { sweep(random_cases(150, 20240702)); }
+TEST(AttentionOracle, RandomSecond) { sweep(random_cases(150, 20250811)); }
+
+}  // namespace
+}  // namespace minference::test

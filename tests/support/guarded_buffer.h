@@ -1,0 +1,67 @@
+// GuardedBuffer: memory that ends at an unreadable page and starts full of NaN.
+//
+// A read or write past the end ends the test at once, in release builds too. The poison is a NaN in
+// every dtype, so that a read of padding inside the buffer shows in the result.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+
+namespace minference::test {
+
+inline constexpr std::uint16_t kPoison = 0x7FC0;
+
+class GuardedBuffer {
+ public:
+  GuardedBuffer() = default;
+
+  // Room for `words` 16-bit words.
+  explicit GuardedBuffer(std::int64_t words) : words_(words) {
+    const std::int64_t page = sysconf(_SC_PAGESIZE);
+    const std::int64_t bytes = words * 2;
+    const std::int64_t usable = (bytes + page - 1) / page * page;
+    mapped_ = static_cast<std::size_t>(usable + page);
+    void* base = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) throw std::runtime_error("mmap failed");
+    base_ = static_cast<char*>(base);
+    if (mprotect(base_ + usable, static_cast<std::size_t>(page), PROT_NONE) != 0) {
+      throw std::runtime_error("mprotect failed");
+    }
+    data_ = reinterpret_cast<std::uint16_t*>(base_ + usable - bytes);
+    std::fill_n(data_, words_, kPoison);
+  }
+  GuardedBuffer(GuardedBuffer&& other) noexcept { swap(other); }
+  GuardedBuffer& operator=(GuardedBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  GuardedBuffer(const GuardedBuffer&) = delete;
+  GuardedBuffer& operator=(const GuardedBuffer&) = delete;
+  ~GuardedBuffer() {
+    if (base_ != nullptr) munmap(base_, mapped_);
+  }
+
+  std::uint16_t* data() const { return data_; }
+  std::int64_t words() const { return words_; }
+
+ private:
+  void swap(GuardedBuffer& other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(data_, other.data_);
+    std::swap(words_, other.words_);
+  }
+
+  char* base_ = nullptr;
+  std::size_t mapped_ = 0;
+  std::uint16_t* data_ = nullptr;
+  std::int64_t words_ = 0;
+};
+
+}  // namespace minference::test
