@@ -11,7 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
-#include "llama/engine.h"
+#include "llama/failure.h"
 #include "minference/error.h"
 #include "minference/version.h"
 

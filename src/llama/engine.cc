@@ -12,11 +12,8 @@
 
 #include "chat.h"
 #include "llama.h"
-#include "llama/ggml_guard.h"
-#include "llama/install_paths.h"
 #include "llama/log_capture.h"
 #include "llama/model_file.h"
-#include "llama/plugin_api.h"
 #include "llama/plugin_config.h"
 #include "llama/text.h"
 
@@ -27,12 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// `what`, with llama.cpp's own reason when it gave one.
-std::string explain(const std::string& what) {
-  const std::string complaint = llama_complaint();
-  return complaint.empty() ? what : what + ": " + complaint;
 }
 
 nlohmann::json plugin_json(const EngineOptions& options) {
@@ -105,8 +96,7 @@ struct Engine::Llama {
   std::unique_ptr<llama_context, ContextDeleter> context;
   common_chat_templates_ptr templates;
   const llama_vocab* vocab = nullptr;
-  StatsFn stats = nullptr;  // null: stock
-  ResetStatsFn reset_stats = nullptr;
+  std::optional<PluginFunctions> plugin;  // empty: stock
 
   static Sampler make_sampler(const SamplingOptions& options) {
     Sampler chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
@@ -129,7 +119,8 @@ Engine::Engine(EngineOptions options)
   // The cheap checks first: a wrong option must not cost the time of loading a model.
   const PluginConfig config = config_from_json(plugin_json(options_).dump());
   check_model_file(options_.model_path);
-  load_backends();
+  start_backends(options_.verbose);
+  if (!config.stock()) start_plugin();
   load_model();
   if (config.patterns) config.patterns->check_model(info_.layers, info_.heads, info_.name);
   load_seconds_ = seconds_since(start);
@@ -137,37 +128,9 @@ Engine::Engine(EngineOptions options)
 
 Engine::~Engine() = default;
 
-void Engine::load_backends() {
-  // The plug-in is configured below and not by the environment, which the command line has read as
-  // the defaults of its options.
-  for (const Variable& variable : plugin_variables()) unsetenv(variable.name);
-  if (!options_.verbose) setenv("MINFERENCE_LOG", "0", 1);
-  capture_llama_log(options_.verbose);
-  const std::string refusal = check_ggml_version(MINFERENCE_GGML_VERSION, ggml_version());
-  if (!refusal.empty()) throw Unsupported(refusal);
-  llama_backend_init();
-  if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == nullptr) {
-    throw RuntimeFailure(explain("llama.cpp found no CPU backend beside " +
-                                 path_beside_executable("minference")));
-  }
-  if (options_.attention.attn == kStock) return;
-  // GGML_BACKEND_PATH may have loaded it already.
-  ggml_backend_reg_t registry = ggml_backend_reg_by_name(kRegistryName);
-  if (registry == nullptr) {
-    const std::string path = find_plugin();
-    clear_llama_complaint();
-    registry = ggml_backend_load(path.c_str());
-    if (registry == nullptr) throw RuntimeFailure(explain("the plug-in did not load"));
-  }
-  const auto function = [&](const char* name) {
-    void* address = ggml_backend_reg_get_proc_address(registry, name);
-    if (address == nullptr) throw RuntimeFailure(std::string("the plug-in has no ") + name);
-    return address;
-  };
-  llama_->stats = reinterpret_cast<StatsFn>(function(kStatsName));
-  llama_->reset_stats = reinterpret_cast<ResetStatsFn>(function(kResetStatsName));
-  const auto configure = reinterpret_cast<ConfigureFn>(function(kConfigureName));
-  if (const char* reason = configure(plugin_json(options_).dump().c_str())) {
+void Engine::start_plugin() {
+  llama_->plugin = load_plugin();
+  if (const char* reason = llama_->plugin->configure(plugin_json(options_).dump().c_str())) {
     throw InvalidArgument(reason);
   }
 }
@@ -322,7 +285,7 @@ void Engine::prefill(std::span<const Token> prompt,
     throw InvalidArgument("the prompt has " + std::to_string(total) +
                           " tokens, the context holds " + std::to_string(context_size()));
   }
-  if (llama_->reset_stats != nullptr) llama_->reset_stats();
+  if (llama_->plugin) llama_->plugin->reset_stats();
   prefill_start_ = Clock::now();
   for (std::int64_t done = 0; done < total;) {
     const std::int64_t count = std::min<std::int64_t>(options_.ubatch, total - done);
@@ -381,8 +344,8 @@ Generation Engine::generate(const SamplingOptions& sampling, std::int64_t max_to
 }
 
 std::optional<PluginTotals> Engine::plugin_totals() const {
-  if (llama_->stats == nullptr) return std::nullopt;
-  const nlohmann::json json = nlohmann::json::parse(llama_->stats());
+  if (!llama_->plugin) return std::nullopt;
+  const nlohmann::json json = nlohmann::json::parse(llama_->plugin->stats());
   PluginTotals totals;
   totals.isa = json.at("isa").get<std::string>();
   const double causal = json.at("causal_pairs").get<double>();

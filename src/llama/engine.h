@@ -13,7 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "minference/error.h"
+#include "llama/failure.h"
+#include "llama/plugin_loader.h"
 #include "minference/method.h"
 
 struct llama_context;
@@ -21,18 +22,6 @@ struct llama_model;
 struct llama_vocab;
 
 namespace minference::llama_host {
-
-// llama.cpp failed although the request was legal.
-class RuntimeFailure : public Error {
- public:
-  using Error::Error;
-};
-
-// The caller's stop flag was seen.
-class Interrupted : public Error {
- public:
-  using Error::Error;
-};
 
 using Token = std::int32_t;
 
@@ -129,7 +118,7 @@ class Engine {
   std::optional<PluginTotals> plugin_totals() const;
 
  private:
-  void load_backends();
+  void start_plugin();
   void load_model();
   void decode(std::span<const Token> tokens);
   void check_logits() const;

@@ -16,7 +16,7 @@ std::string path_beside_executable(const std::string& name) {
 }
 
 std::string find_plugin() {
-  std::string path = path_beside_executable("libggml-minference.so");
+  std::string path = path_beside_executable(kPluginFile);
   std::error_code error;
   if (!fs::is_regular_file(path, error)) throw IoError("the plug-in is missing: " + path);
   return path;

@@ -5,6 +5,8 @@
 
 namespace minference::llama_host {
 
+inline constexpr char kPluginFile[] = "libggml-minference.so";
+
 // Path of `name` in the folder of the running executable, whether it exists or not. Symbolic links
 // to the executable are followed first.
 std::string path_beside_executable(const std::string& name);

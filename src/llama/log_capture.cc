@@ -67,4 +67,9 @@ std::string llama_complaint() {
   return capture().complaint;
 }
 
+std::string explain(const std::string& what) {
+  const std::string complaint = llama_complaint();
+  return complaint.empty() ? what : what + ": " + complaint;
+}
+
 }  // namespace minference::llama_host

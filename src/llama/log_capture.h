@@ -14,4 +14,7 @@ void clear_llama_complaint();
 // The first error since then, without the name of the function that logged it; empty if none.
 std::string llama_complaint();
 
+// `what`, followed by the complaint when there is one.
+std::string explain(const std::string& what);
+
 }  // namespace minference::llama_host
