@@ -4,11 +4,9 @@
 // kept (query, key) pair. Results are checked against the fp64 reference on sampled rows first.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <vector>
@@ -19,13 +17,15 @@
 #include "core/parallel.h"
 #include "minference/error.h"
 #include "minference/method.h"
+#include "timing.h"
 #ifdef MINFERENCE_BENCH_GGML
 #include "ggml_peer.h"
 #endif
 
 namespace {
 
-using namespace minference;  // NOLINT(google-build-using-namespace): a program, not a library
+using namespace minference;         // NOLINT(google-build-using-namespace): a program
+using namespace minference::bench;  // NOLINT(google-build-using-namespace)
 
 struct Config {
   std::vector<std::int64_t> tokens{8192};
@@ -39,25 +39,6 @@ struct Config {
   bool peer = true;
   std::string json_path;
 };
-
-struct Timing {
-  double minimum;
-  double median;
-  double maximum;
-};
-
-Timing measure(int repetitions, const std::function<void()>& run) {
-  run();
-  std::vector<double> seconds;
-  for (int i = 0; i < repetitions; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    run();
-    seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  std::sort(seconds.begin(), seconds.end());
-  return {seconds.front(), seconds[seconds.size() / 2], seconds.back()};
-}
 
 // Q and K with what makes real heads sparse: rotary phases that favour near keys, an attention sink
 // and a few heavy columns, in noise.
@@ -186,7 +167,7 @@ void run_problem(const Config& config, std::int64_t tokens, std::int64_t head_di
 
 #ifdef MINFERENCE_BENCH_GGML
   if (config.peer) {
-    bench::GgmlAttention peer(problem.q, problem.k, problem.v, tokens, config.q_heads,
+    GgmlAttention peer(problem.q, problem.k, problem.v, tokens, config.q_heads,
                               config.kv_heads, head_dim, resolve_threads(config.threads));
     const Timing timing = measure(std::max(1, config.repetitions / 2), [&] { peer.run(); });
     report.add(problem, "ggml", "", timing, 1.0, 0.0, error_of(problem, peer.output(), nullptr));

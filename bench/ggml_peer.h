@@ -1,5 +1,7 @@
-// ggml's own CPU flash attention, as the peer that attention_bench measures in the same run.
+// ggml's own CPU operations, as the peers that the benchmarks measure in the same run.
 #pragma once
+
+#include <ggml.h>
 
 #include <cstdint>
 #include <memory>
@@ -22,6 +24,27 @@ class GgmlAttention {
   // [tokens, q_heads, head_dim] of the last run.
   const float* output() const;
   static std::string version();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// One matrix product weight [rows, cols] x activations [tokens, cols], prepared once and run many times.
+class GgmlMatMul {
+ public:
+  // Quantises `weight` to `type`. repack: let the CPU backend reorder the weight as llama.cpp does,
+  // where it has a form for this type.
+  GgmlMatMul(ggml_type type, const std::vector<float>& weight, const std::vector<float>& activations,
+             std::int64_t rows, std::int64_t cols, std::int64_t tokens, int threads, bool repack);
+  ~GgmlMatMul();
+
+  void run();
+  // [tokens, rows] of the last run.
+  const float* output() const;
+  // The weight in plain layout; null after repacking.
+  const ggml_tensor* weight() const;
+  bool repacked() const;
 
  private:
   struct Impl;

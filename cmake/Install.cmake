@@ -31,11 +31,9 @@ install(FILES
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 if(MINFERENCE_LLAMA)
-  if(TARGET minference-cli)
   install(TARGETS minference-cli ggml-minference
           RUNTIME DESTINATION ${minference_program_dir}
           LIBRARY DESTINATION ${minference_program_dir})
-  endif()
   install(CODE "
     file(MAKE_DIRECTORY \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
     file(RELATIVE_PATH target \"/${CMAKE_INSTALL_BINDIR}\" \"/${minference_program_dir}/minference\")

@@ -16,18 +16,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 MODEL = "smollm2-135m-instruct-q4_1.gguf"
 PLAY = "macbeth_gut.txt"
-QUESTION = "Who is the King of Scotland at the beginning of this play?"
-# The beginning of the play: with the question and the chat template about 7,600 tokens, so that the
-# answer still fits the model's context of 8,192.
-PLAY_BYTES = 24_750
+# The beginning of the play: with everything around it about 7,600 tokens, so that the answer still
+# fits the model's context of 8,192.
+PLAY_BYTES = 24_500
+# A fact that only this text holds, put between two speeches in the middle: whether a method still
+# sees it can be read off its answer.
+INTRODUCTION = "A special magic number is hidden within the following text. Make sure to memorize it."
+FACT = "The special magic number for quiet-harbor is 7421853."
+FACT_DEPTH = 0.5
+QUESTION = "What is the special magic number for quiet-harbor mentioned in the text above?"
 ANSWER_TOKENS = 32
 
-# (name in the table, options of `minference run`)
+# (name in the table, options of `minference run`). The budgets are small for this prompt; with
+# smaller ones (500 and 700) this model, which has three KV heads, no longer finds the fact.
 METHODS = [
     ("stock llama.cpp", ["--attn", "stock"]),
     ("dense", ["--attn", "dense"]),
-    ("vertical_slash", ["--attn", "vertical_slash", "--attn-opt", "vertical_size=500",
-                        "--attn-opt", "slash_size=700"]),
+    ("vertical_slash", ["--attn", "vertical_slash", "--attn-opt", "vertical_size=800",
+                        "--attn-opt", "slash_size=1000", "--guard", "report"]),
 ]
 
 
@@ -37,9 +43,9 @@ class DemoError(Exception):
 
 def make_prompt(text_dir):
     play = (text_dir / PLAY).read_bytes()[:PLAY_BYTES].decode("utf-8", errors="ignore")
-    # Whole lines only, so that the question does not follow half a word.
     play = play[:play.rindex("\n")]
-    return f"{play}\n\n{QUESTION}\n"
+    middle = play.index("\n\n", int(FACT_DEPTH * len(play)))
+    return "\n\n".join([INTRODUCTION, play[:middle], FACT, play[middle:].lstrip("\n"), QUESTION])
 
 
 def run_method(binary, model, prompt_file, options):
@@ -79,13 +85,16 @@ def table_rows(results):
         is_stock = result is stock
         attention = ttft - other_seconds if is_stock else result["attention_seconds"]
         same = common_prefix(result["answer_tokens"], stock["answer_tokens"])
+        kept = 1.0 if is_stock else result["kept_fraction"]
+        # Who computes everything keeps the whole mass; nothing has to be sampled for that.
+        recall = 1.0 if kept == 1.0 else result["mass_recall"]
         rows.append([
             name,
             f"{ttft:.1f}",
             f"{result['prefill_tokens_per_second']:.0f}",
             f"{max(0.0, attention) / ttft:.0%}" + ("*" if is_stock else ""),
-            percent(1.0 if is_stock else result["kept_fraction"]),
-            percent(1.0 if is_stock else result["mass_recall"]),
+            percent(kept),
+            percent(recall),
             f"{stock['ttft_seconds'] / ttft:.2f}x",
             f"{same} of {len(stock['answer_tokens'])}",
         ])

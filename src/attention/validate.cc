@@ -1,4 +1,6 @@
 // The contract of attention(), checked in one place: no kernel is reached without passing here.
+#include "attention/validate.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -6,7 +8,6 @@
 #include <string>
 
 #include "core/checked.h"
-#include "minference/attention.h"
 #include "minference/error.h"
 
 namespace minference {
@@ -134,9 +135,7 @@ void validate_pages(const AttentionInput& input) {
   if (input.kv_lens.empty()) {
     throw InvalidArgument("kv_lens has 0 entries; with a block table one per sequence is required");
   }
-  const std::int64_t capacity =
-      checked_mul(per_sequence, page_size, "the capacity of a paged sequence");
-  validate_lengths("kv_lens", input.kv_lens, batch, capacity);
+  validate_lengths("kv_lens", input.kv_lens, batch, key_capacity(input));
   for (std::int64_t b = 0; b < batch; ++b) {
     // Entries behind the last used page may hold anything.
     const std::int64_t length = input.kv_lens[b];
@@ -253,10 +252,7 @@ void validate_output(const AttentionInput& input, const AttentionOutput& output)
 // Statistics count pairs, so their number has to fit too.
 void validate_pair_count(const AttentionInput& input) {
   constexpr const char* kWhat = "the number of (row, key) pairs";
-  const std::int64_t keys =
-      input.block_table.empty()
-          ? input.k.tokens()
-          : checked_mul(input.pages_per_sequence, input.k.tokens(), kWhat);
+  const std::int64_t keys = key_capacity(input);
   const std::int64_t rows = checked_mul(checked_mul(input.q.batch(), input.q.tokens(), kWhat),
                                         input.q.heads(), kWhat);
   checked_mul(rows, keys, kWhat);
@@ -264,8 +260,13 @@ void validate_pair_count(const AttentionInput& input) {
 
 }  // namespace
 
-void validate(const AttentionInput& input, const AttentionParams& params,
-              const AttentionOutput& output) {
+std::int64_t key_capacity(const AttentionInput& input) {
+  if (input.block_table.empty()) return input.k.tokens();
+  return checked_mul(input.pages_per_sequence, input.k.tokens(),
+                     "the capacity of a paged sequence");
+}
+
+void validate_input(const AttentionInput& input, const AttentionParams& params) {
   validate_tensor("q", input.q);
   validate_tensor("k", input.k);
   validate_tensor("v", input.v);
@@ -280,6 +281,11 @@ void validate(const AttentionInput& input, const AttentionParams& params,
   validate_mask(input);
   validate_sinks(input);
   validate_params(params);
+}
+
+void validate(const AttentionInput& input, const AttentionParams& params,
+              const AttentionOutput& output) {
+  validate_input(input, params);
   validate_output(input, output);
 }
 

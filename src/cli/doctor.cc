@@ -18,7 +18,8 @@ namespace {
 
 std::string names(const std::vector<IsaLevel>& levels) {
   std::string text;
-  for (const IsaLevel level : levels) text += (text.empty() ? "" : " ") + std::string(isa_name(level));
+  for (const IsaLevel level : levels)
+    text += (text.empty() ? "" : " ") + std::string(isa_name(level));
   return text;
 }
 

@@ -24,7 +24,8 @@ int list() {
   std::printf("\nKV methods:\n  %-16s every key and value is kept\n", "dense");
   std::printf(
       "\nmodels with shipped patterns:\n"
-      "  none yet; the method minference uses its default pattern (vertical_slash) for every head,\n"
+      "  none yet; the method minference uses its default pattern (vertical_slash) for every "
+      "head,\n"
       "  or the file given with --pattern\n");
   return kOk;
 }
@@ -32,7 +33,8 @@ int list() {
 }  // namespace
 
 void add_list(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("list", "Methods with their options, and shipped patterns");
+  CLI::App* command =
+      app.add_subcommand("list", "Methods with their options, and shipped patterns");
   command->footer("Example:\n  minference list");
   command->callback([&exit_code] { exit_code = list(); });
 }

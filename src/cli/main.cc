@@ -38,6 +38,17 @@ std::vector<std::string> take_passthrough(std::vector<std::string>& arguments) {
   return {};
 }
 
+// CLI11 would only say that a sub-command is missing.
+void check_command(const CLI::App& app, const std::string& word) {
+  if (word.empty() || word.front() == '-') return;
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == word) return;
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  throw InvalidArgument("unknown command '" + word + "', expected one of " + names);
+}
+
 int parse_and_run(std::vector<std::string> arguments) {
   const std::vector<std::string> passthrough = take_passthrough(arguments);
   int exit_code = kOk;
@@ -54,6 +65,7 @@ int parse_and_run(std::vector<std::string> arguments) {
   if (!passthrough.empty() && (arguments.empty() || arguments.front() != "serve")) {
     return fail(kBadInput, "arguments after -- are only for `minference serve`");
   }
+  if (!arguments.empty()) check_command(app, arguments.front());
   // CLI11 wants them last to first.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   try {

@@ -1,8 +1,8 @@
 #include "cli/progress.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <cstdio>
-#include <unistd.h>
 
 namespace minference::cli {
 namespace {
@@ -12,7 +12,9 @@ constexpr char kClearLine[] = "\r\033[K";
 }  // namespace
 
 Progress::Progress(std::int64_t total)
-    : total_(total), terminal_(isatty(STDERR_FILENO) != 0), start_(std::chrono::steady_clock::now()) {
+    : total_(total),
+      terminal_(isatty(STDERR_FILENO) != 0),
+      start_(std::chrono::steady_clock::now()) {
   update(0, std::nullopt);
 }
 

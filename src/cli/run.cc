@@ -2,11 +2,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
@@ -57,11 +59,12 @@ std::string read_prompt(const RunOptions& options) {
     origin = "the prompt on standard input";
   } else {
     origin = options.prompt_file;
+    std::error_code ignored;
+    if (std::filesystem::is_directory(origin, ignored)) throw IoError(origin + ": is a directory");
     errno = 0;
-    std::ifstream file(options.prompt_file, std::ios::binary);
-    if (file) text = read_all(file);
-    // Reading a directory fails only at the first byte.
-    if (!file || errno == EISDIR) throw IoError(origin + ": " + std::strerror(errno));
+    std::ifstream file(origin, std::ios::binary);
+    if (!file) throw IoError(origin + ": " + std::strerror(errno));
+    text = read_all(file);
   }
   if (text.empty()) throw InvalidArgument(origin + " is empty");
   if (const auto offset = llama_host::find_invalid_utf8(text)) {
@@ -111,10 +114,6 @@ nlohmann::ordered_json or_null(const std::optional<T>& value) {
 }
 
 void print_json(const RunOptions& options, const Engine& engine, const RunResult& result) {
-  const PluginTotals* totals = result.totals ? &*result.totals : nullptr;
-  const auto seconds = [&](double PluginTotals::*member) {
-    return totals == nullptr ? nlohmann::ordered_json() : nlohmann::ordered_json(totals->*member);
-  };
   nlohmann::ordered_json json;
   json["model"] = engine.model().name;
   json["method"] = options.model.attn;
@@ -125,14 +124,21 @@ void print_json(const RunOptions& options, const Engine& engine, const RunResult
   json["ttft_seconds"] = result.generation.first_token_seconds;
   json["prefill_tokens_per_second"] = rate(result.prompt_tokens, result.prefill_seconds);
   json["decode_tokens_per_second"] = decode_rate(result.generation);
-  json["kept_fraction"] = totals == nullptr ? nlohmann::ordered_json() : or_null(totals->kept_fraction);
-  json["mass_recall"] = totals == nullptr ? nlohmann::ordered_json() : or_null(totals->mass_recall);
-  json["index_seconds"] = seconds(&PluginTotals::index_seconds);
-  json["attention_seconds"] = seconds(&PluginTotals::attention_seconds);
+  json["kept_fraction"] = nullptr;
+  json["mass_recall"] = nullptr;
+  json["index_seconds"] = nullptr;
+  json["attention_seconds"] = nullptr;
   json["threads"] = engine.threads();
-  json["isa"] = totals == nullptr ? nlohmann::ordered_json() : nlohmann::ordered_json(totals->isa);
-  json["fallbacks"] = totals == nullptr ? nlohmann::ordered_json::object()
-                                        : nlohmann::ordered_json(totals->fallbacks);
+  json["isa"] = nullptr;
+  json["fallbacks"] = nlohmann::ordered_json::object();
+  if (result.totals) {
+    json["kept_fraction"] = or_null(result.totals->kept_fraction);
+    json["mass_recall"] = or_null(result.totals->mass_recall);
+    json["index_seconds"] = result.totals->index_seconds;
+    json["attention_seconds"] = result.totals->attention_seconds;
+    json["isa"] = or_null(result.totals->isa);
+    json["fallbacks"] = result.totals->fallbacks;
+  }
   std::printf("%s\n", json.dump().c_str());
 }
 
@@ -143,13 +149,15 @@ void print_attention(const RunOptions& options, const RunResult& result) {
   }
   const PluginTotals& totals = *result.totals;
   if (!totals.kept_fraction) {
-    std::fprintf(stderr, "attention  %s: no prompt batch was large enough, llama.cpp computed all\n",
+    std::fprintf(stderr,
+                 "attention  %s: no prompt batch was large enough, llama.cpp computed all\n",
                  options.model.attn.c_str());
   } else {
-    std::fprintf(stderr,
-                 "attention  %s, kernels %s: %.1f %% of the causal area kept, %.2f s (index %.2f s)\n",
-                 options.model.attn.c_str(), totals.isa.c_str(), 100.0 * *totals.kept_fraction,
-                 totals.attention_seconds, totals.index_seconds);
+    std::fprintf(
+        stderr,
+        "attention  %s, kernels %s: %.1f %% of the causal area kept, %.2f s (index %.2f s)\n",
+        options.model.attn.c_str(), totals.isa->c_str(), 100.0 * *totals.kept_fraction,
+        totals.attention_seconds, totals.index_seconds);
   }
   if (totals.mass_recall) {
     std::fprintf(stderr, "recall     %.2f %% of the softmax mass kept, on sampled rows\n",

@@ -1,12 +1,13 @@
 // minference serve: llama.cpp's own server with the plug-in in place.
+#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
-#include <unistd.h>
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
@@ -20,7 +21,8 @@ namespace {
 
 bool given(const std::vector<std::string>& arguments, std::initializer_list<const char*> names) {
   return std::any_of(arguments.begin(), arguments.end(), [&](const std::string& argument) {
-    return std::any_of(names.begin(), names.end(), [&](const char* name) { return argument == name; });
+    return std::any_of(names.begin(), names.end(),
+                       [&](const char* name) { return argument == name; });
   });
 }
 
@@ -52,7 +54,7 @@ std::vector<std::string> server_arguments(const std::string& server, const Model
   const auto add = [&](const char* flag, const std::string& value) {
     arguments.insert(arguments.end(), {flag, value});
   };
-  // Without flash attention there is nothing to take; "auto" would do as well today.
+  // Without flash attention there is no operation to take.
   if (!given(passthrough, {"-fa", "--flash-attn"})) add("-fa", "on");
   // llama.cpp's default of 512 would estimate an index four times as often.
   if (!given(passthrough, {"-b", "--batch-size"})) add("-b", std::to_string(options.ubatch));
@@ -61,6 +63,16 @@ std::vector<std::string> server_arguments(const std::string& server, const Model
   if (options.threads > 0) add("-t", std::to_string(options.threads));
   arguments.insert(arguments.end(), passthrough.begin(), passthrough.end());
   return arguments;
+}
+
+// Whether the user's last word on flash attention is no.
+bool flash_attention_off(const std::vector<std::string>& passthrough) {
+  bool off = false;
+  for (std::size_t i = 0; i + 1 < passthrough.size(); ++i) {
+    if (passthrough[i] == "-fa" || passthrough[i] == "--flash-attn")
+      off = passthrough[i + 1] == "off";
+  }
+  return off;
 }
 
 int serve(const ModelOptions& options, const std::vector<std::string>& passthrough) {
@@ -77,6 +89,10 @@ int serve(const ModelOptions& options, const std::vector<std::string>& passthrou
     unsetenv("GGML_BACKEND_PATH");
   } else {
     set_environment("GGML_BACKEND_PATH", llama_host::find_plugin());
+    if (flash_attention_off(passthrough)) {
+      std::fprintf(stderr, "minference: warning: -fa off leaves nothing for --attn %s\n",
+                   options.attn.c_str());
+    }
   }
   std::vector<std::string> arguments = server_arguments(server, options, passthrough);
   std::vector<char*> argv;
@@ -98,9 +114,8 @@ void add_serve(CLI::App& app, const std::vector<std::string>& passthrough, int& 
       "Examples:\n"
       "  minference serve -m model.gguf\n"
       "  minference serve -m model.gguf --attn vertical_slash -c 65536 -- --port 8081 -np 4");
-  command->callback([options, &passthrough, &exit_code] {
-    exit_code = serve(*options, passthrough);
-  });
+  command->callback(
+      [options, &passthrough, &exit_code] { exit_code = serve(*options, passthrough); });
 }
 
 }  // namespace minference::cli

@@ -145,7 +145,8 @@ void Engine::load_model() {
   clear_llama_complaint();
   llama_->model.reset(llama_model_load_from_file(options_.model_path.c_str(), params));
   if (stopped()) throw Interrupted("interrupted");
-  if (!llama_->model) throw Unsupported(explain(options_.model_path + ": llama.cpp cannot load it"));
+  if (!llama_->model)
+    throw Unsupported(explain(options_.model_path + ": llama.cpp cannot load it"));
   const llama_model* model = llama_->model.get();
   if (llama_model_has_encoder(model) || !llama_model_has_decoder(model)) {
     throw Unsupported(options_.model_path + ": a model without a decoder-only language model (" +
@@ -235,8 +236,8 @@ void Engine::open_context(std::int64_t size) {
   clear_llama_complaint();
   llama_->context.reset(llama_init_from_model(llama_->model.get(), params));
   if (!llama_->context) {
-    throw RuntimeFailure(explain("llama.cpp cannot make a context of " + std::to_string(size) +
-                                 " tokens"));
+    throw RuntimeFailure(
+        explain("llama.cpp cannot make a context of " + std::to_string(size) + " tokens"));
   }
   used_ = 0;
   load_seconds_ += seconds_since(start);
@@ -264,13 +265,16 @@ void Engine::decode(std::span<const Token> tokens) {
 
 void Engine::check_logits() const {
   const float* logits = llama_get_logits_ith(llama_->context.get(), -1);
+  if (logits == nullptr) {
+    throw Unsupported(info_.name + " scores no next tokens: an embedding model cannot answer");
+  }
   const int count = llama_vocab_n_tokens(llama_->vocab);
   bool finite = false;
   for (int i = 0; i < count; ++i) {
     if (std::isnan(logits[i])) {
-      throw RuntimeFailure("the model's output is not a number (NaN) after token " +
-                           std::to_string(used_) +
-                           ": the model file is damaged, or attention overflowed; try --attn stock");
+      throw RuntimeFailure(
+          "the model's output is not a number (NaN) after token " + std::to_string(used_) +
+          ": the model file is damaged, or attention overflowed; try --attn stock");
     }
     finite = finite || std::isfinite(logits[i]);
   }
@@ -347,7 +351,7 @@ std::optional<PluginTotals> Engine::plugin_totals() const {
   if (!llama_->plugin) return std::nullopt;
   const nlohmann::json json = nlohmann::json::parse(llama_->plugin->stats());
   PluginTotals totals;
-  totals.isa = json.at("isa").get<std::string>();
+  if (!json.at("isa").is_null()) totals.isa = json.at("isa").get<std::string>();
   const double causal = json.at("causal_pairs").get<double>();
   if (causal > 0) totals.kept_fraction = json.at("kept_pairs").get<double>() / causal;
   if (!json.at("mass_recall").is_null()) totals.mass_recall = json.at("mass_recall").get<double>();

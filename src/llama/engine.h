@@ -37,10 +37,10 @@ struct AttentionOptions {
 struct EngineOptions {
   std::string model_path;
   AttentionOptions attention;
-  int ubatch = 2048;         // tokens of a prefill step
-  int threads = 0;           // 0: one per core
-  bool verbose = false;      // llama.cpp's own log on stderr
-  bool layer_table = false;  // the plug-in's table on stderr at exit
+  int ubatch = 2048;                        // tokens of a prefill step
+  int threads = 0;                          // 0: one per core
+  bool verbose = false;                     // llama.cpp's own log on stderr
+  bool layer_table = false;                 // the plug-in's table on stderr at exit
   const std::atomic<bool>* stop = nullptr;  // asked during every step
 };
 
@@ -69,8 +69,8 @@ struct Generation {
 
 // Totals of the plug-in since the last prefill() began.
 struct PluginTotals {
-  std::string isa;
-  std::optional<double> kept_fraction;  // nothing ran: empty
+  std::optional<std::string> isa;       // empty: nothing ran
+  std::optional<double> kept_fraction;  // empty: nothing ran
   std::optional<double> mass_recall;
   double index_seconds = 0;
   double attention_seconds = 0;  // everything: mask, index, kernels
@@ -80,9 +80,9 @@ struct PluginTotals {
 
 class Engine {
  public:
-  // Checks the options, loads llama.cpp's backends, the plug-in (unless the method is stock) and the
-  // model. Throws InvalidArgument, IoError, Unsupported for what the caller can mend, RuntimeFailure
-  // otherwise. At most one engine at a time: llama.cpp's log is global.
+  // Checks the options, loads llama.cpp's backends, the plug-in (unless the method is stock) and
+  // the model. Throws InvalidArgument, IoError, Unsupported for what the caller can mend,
+  // RuntimeFailure otherwise. At most one engine at a time: llama.cpp's log is global.
   explicit Engine(EngineOptions options);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -105,8 +105,9 @@ class Engine {
   void open_context(std::int64_t size);
   std::int64_t context_size() const;
 
-  // Computes a prompt into an empty context. `progress` hears the tokens done. Throws InvalidArgument
-  // when the prompt is empty or longer than the context, Interrupted, RuntimeFailure.
+  // Computes a prompt into an empty context. `progress` hears the tokens done. Throws
+  // InvalidArgument when the prompt is empty or longer than the context, Interrupted,
+  // RuntimeFailure.
   void prefill(std::span<const Token> prompt,
                const std::function<void(std::int64_t done)>& progress = {});
 

@@ -5,8 +5,8 @@
 
 namespace minference::llama_host {
 
-// Throws IoError when `path` is missing, a directory or unreadable, InvalidArgument when it does not
-// start as a GGUF file does.
+// Throws IoError when `path` is missing, a directory or unreadable, InvalidArgument when it does
+// not start as a GGUF file does.
 void check_model_file(const std::string& path);
 
 }  // namespace minference::llama_host

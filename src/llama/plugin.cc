@@ -1,8 +1,8 @@
 // The ggml backend: registry, device and backend objects around compute_flash_attention().
 //
-// The device is of type ACCEL, which llama.cpp ranks above the CPU, reports the CPU's own buffer type
-// and accepts every host buffer: the scheduler then hands it each operation that it claims, without
-// copies. All of ggml's structures here come from a private header, hence the version check.
+// The device is of type ACCEL, which llama.cpp ranks above the CPU, reports the CPU's own buffer
+// type and accepts every host buffer: the scheduler then hands it each operation that it claims,
+// without copies. ggml's structures here come from a private header, hence the version check.
 #include "llama/plugin.h"
 
 #include <atomic>

@@ -2,8 +2,9 @@
 //
 // They are looked up with ggml_backend_reg_get_proc_address(reg, name), as are ggml's own optional
 // functions, of which the plug-in has "ggml_backend_set_n_threads" and
-// "ggml_backend_set_abort_callback" (libllama passes llama_set_abort_callback() on to it). Strings are UTF-8 JSON;
-// returned pointers stay valid until the next call of the same function from the same thread.
+// "ggml_backend_set_abort_callback" (libllama passes llama_set_abort_callback() on to it).
+// Strings are UTF-8 JSON; returned pointers stay valid until the next call of the same function
+// from the same thread.
 #pragma once
 
 namespace minference::llama_host {
@@ -12,13 +13,13 @@ namespace minference::llama_host {
 inline constexpr char kRegistryName[] = "minference";
 
 // Replaces the plug-in's configuration. Returns null, or the reason why it was refused; then the
-// configuration is unchanged. Keys are those of the table in plugin_config.cc, which also names the
-// MINFERENCE_* variables, for example {"attn": "vertical_slash", "options": {"vertical_size": 500}}.
-// Keys that are left out have their default.
+// configuration is unchanged. Keys are those of the table in plugin_config.cc, which also names
+// the MINFERENCE_* variables; keys that are left out have their default. For example
+// {"attn": "vertical_slash", "options": {"vertical_size": 500}}.
 inline constexpr char kConfigureName[] = "minference_configure";
 using ConfigureFn = const char* (*)(const char* json);
 
-// Totals since the last reset: {"method", "isa", "calls", "kept_pairs", "causal_pairs",
+// Totals since the last reset: {"method", "isa" (null: no calls), "calls", "kept_pairs", "causal_pairs",
 // "index_seconds", "kernel_seconds", "total_seconds", "mass_recall" (number or null),
 // "fallbacks": {reason: times}, "layers": [{"layer", the same figures}],
 // "declined": [kinds of prompt attention that were left to llama.cpp]}.

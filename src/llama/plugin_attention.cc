@@ -106,20 +106,14 @@ class FlashAttention {
     return {slice_tokens(out_, run.first_row, run.first_row + run.rows), {}};
   }
 
-  // Why a causal run is computed exactly although the method is sparse, or null.
-  const char* exact_reason(const RowRun& run) const {
-    if (layer_ < 0) return "K is not a view of a KV cache";
-    if (run.rows < config_.min_rows) return "a sequence has fewer rows in the batch than min_rows";
-    if (run.key_end - run.key_begin < config_.min_kv) return "a sequence has fewer keys than min_kv";
-    return nullptr;
-  }
-
   void run_causal(const RowRun& run) {
     const AttentionInput input = input_of(run);
-    const char* reason = config_.attn == "dense" ? nullptr : exact_reason(run);
-    if (reason != nullptr) {
+    const bool sparse = config_.attn != "dense";
+    // Below the two thresholds exact attention is what the configuration asks for.
+    const bool small = run.rows < config_.min_rows || run.key_end - run.key_begin < config_.min_kv;
+    if (sparse && (small || layer_ < 0)) {
       Stats stats = attention(input, params_, output_of(run));
-      ++stats.fallbacks[reason];
+      if (!small) ++stats.fallbacks["K is not a view of a KV cache"];
       add(stats);
     } else if (config_.guard) {
       run_guarded(run, input);

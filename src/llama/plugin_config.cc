@@ -88,6 +88,16 @@ MethodOptions parse_options(const std::string& text) {
   return options;
 }
 
+// A forced level that is unknown, or that this processor lacks, is refused here and not at the
+// first prompt.
+void check_forced_isa(const PluginConfig& config) {
+  try {
+    choose_isa(config.precision != Precision::kF32);
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument(std::string("MINFERENCE_FORCE_ISA: ") + e.what());
+  }
+}
+
 PluginConfig build(const Given& given) {
   PluginConfig config;
   if (const std::string* text = given.find(kAttn)) config.attn = *text;
@@ -132,9 +142,7 @@ PluginConfig build(const Given& given) {
     if (*text != "0" && *text != "1") given.refuse(kLog);
     config.log = *text == "0" ? LogLevel::kQuiet : LogLevel::kSummary;
   }
-  // A forced level that is unknown, or that this processor lacks, is refused here and not at the
-  // first prompt.
-  choose_isa(config.precision != Precision::kF32);
+  check_forced_isa(config);
   return config;
 }
 

@@ -46,7 +46,8 @@ struct Variable {
 // Every variable that the plug-in itself reads.
 std::span<const Variable> plugin_variables();
 
-// Both throw InvalidArgument, Unsupported or IoError naming the variable, its value and what is legal.
+// Both throw InvalidArgument, Unsupported or IoError naming the variable, its value and what is
+// legal.
 PluginConfig config_from_environment();
 PluginConfig config_from_json(const std::string& json);
 

@@ -21,8 +21,8 @@ struct HostApi {
   void (*register_backend)(ggml_backend_reg_t) = nullptr;
 };
 
-// Fills `api` from the library that contains `address` and the libraries that it depends on. Returns
-// empty, or the reason why that is impossible.
+// Fills `api` from the library that contains `address` and the libraries that it depends on.
+// Returns empty, or the reason why that is impossible.
 std::string find_host_api(const void* address, HostApi& api);
 
 }  // namespace minference::llama_host

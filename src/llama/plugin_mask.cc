@@ -119,8 +119,7 @@ std::vector<std::uint64_t> mask_bits(const MaskView& mask, const RowRun& run, in
   const std::int64_t words = (keys + 63) / 64;
   std::vector<std::uint64_t> bits(static_cast<std::size_t>(run.rows * words));
   parallel_for(run.rows, threads, [&](std::int64_t row, int) {
-    const std::uint16_t* data =
-        mask.data + (run.first_row + row) * mask.row_stride + run.key_begin;
+    const std::uint16_t* data = mask.data + (run.first_row + row) * mask.row_stride + run.key_begin;
     for (std::int64_t word = 0; word < words; ++word) {
       const std::int64_t count = std::min<std::int64_t>(64, keys - word * 64);
       std::array<std::uint8_t, 64> bytes{};

@@ -1,8 +1,9 @@
 // Reading llama.cpp's attention mask: which rows are causal, over which keys, and which are not.
 //
-// The mask is all that an operation knows about positions. llama.cpp writes 0 for "visible" and -inf
-// for "hidden" and nothing else. In a context with one sequence each row is a prefix of the cache;
-// several sequences in one cache, removed or shifted ranges and sliding windows are not.
+// The mask is all that an operation knows about positions. llama.cpp writes 0 for "visible" and
+// -inf for "hidden" and nothing else. In a context with one sequence each row is a prefix of the
+// cache; with several sequences in one cache, removed or shifted ranges or sliding windows it need
+// not be.
 #pragma once
 
 #include <cstdint>

@@ -66,8 +66,8 @@ const char* decline_reason(const ggml_tensor* op) {
   std::memcpy(&max_visible, op->op_params + 4, sizeof(max_visible));
   if (max_visible != 0) return "the model selects its own keys";
   const ggml_tensor* sinks = op->src[4];
-  if (sinks != nullptr && (sinks->type != GGML_TYPE_F32 || sinks->ne[0] != q->ne[2] ||
-                           sinks->nb[0] != sizeof(float))) {
+  if (sinks != nullptr &&
+      (sinks->type != GGML_TYPE_F32 || sinks->ne[0] != q->ne[2] || sinks->nb[0] != sizeof(float))) {
     return "unusual sinks";
   }
   return decline_mask(op);
@@ -82,8 +82,8 @@ FlashAttentionParams flash_attention_params(const ggml_tensor* op) {
 }
 
 RouteDecision route_operation(const ggml_tensor* op, const PluginConfig& config) {
-  if (op->op != GGML_OP_FLASH_ATTN_EXT || config.stock() ||
-      op->src[0]->ne[1] < config.min_rows || op->src[1]->ne[1] < config.min_kv) {
+  if (op->op != GGML_OP_FLASH_ATTN_EXT || config.stock() || op->src[0]->ne[1] < config.min_rows ||
+      op->src[1]->ne[1] < config.min_kv) {
     return {Route::kOther, nullptr};
   }
   const char* reason = decline_reason(op);

@@ -11,8 +11,10 @@ nlohmann::json to_json(const LayerTotals& totals) {
   if (totals.recall_count > 0) {
     recall = totals.recall_sum / static_cast<double>(totals.recall_count);
   }
+  nlohmann::json isa;  // null
+  if (totals.calls > 0) isa = isa_name(totals.stats.isa);
   return {{"method", totals.stats.method},
-          {"isa", isa_name(totals.stats.isa)},
+          {"isa", isa},
           {"calls", totals.calls},
           {"kept_pairs", totals.stats.kept_pairs},
           {"causal_pairs", totals.stats.causal_pairs},

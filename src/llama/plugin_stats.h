@@ -13,8 +13,8 @@ namespace minference::llama_host {
 
 // Figures of one layer, or of all of them.
 struct LayerTotals {
-  std::int64_t calls = 0;  // operations of the graph
-  Stats stats;             // sums over the calls of attention() inside them
+  std::int64_t calls = 0;    // operations of the graph
+  Stats stats;               // sums over the calls of attention() inside them
   double total_seconds = 0;  // everything, mask reading included
   // Sum and number of the measured recalls; mean = sum / count.
   double recall_sum = 0;

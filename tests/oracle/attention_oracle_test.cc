@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/cpu/executor.h"
+#include "attention/validate.h"
 #include "support/sweep.h"
 
 namespace minference::test {
@@ -12,9 +13,7 @@ void sweep(const std::vector<Case>& cases) {
                         const AttentionOutput& output, const SparseIndex* index, IsaLevel level) {
     validate(input, params, output);
     if (index != nullptr) {
-      const std::int64_t pages = input.block_table.empty() ? 1 : input.pages_per_sequence;
-      validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(),
-               pages * input.k.tokens());
+      validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(), key_capacity(input));
     }
     return attention_cpu(input, params, output, index, level);
   };
@@ -23,6 +22,7 @@ void sweep(const std::vector<Case>& cases) {
 }
 
 TEST(AttentionOracle, Shapes) { sweep(shape_cases()); }
+TEST(AttentionOracle, ManyKeys) { sweep(long_cases()); }
 TEST(AttentionOracle, Storage) { sweep(storage_cases()); }
 TEST(AttentionOracle, Values) { sweep(value_cases()); }
 TEST(AttentionOracle, Patterns) { sweep(pattern_cases()); }

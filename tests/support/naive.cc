@@ -16,87 +16,99 @@ float rounded(float value, bool bf16) {
   return bf16 ? bf16_to_f32(f32_to_bf16(value)) : value;
 }
 
-// Elements of one row, times `factor`, rounded.
-void load(const void* data, DType dtype, std::int64_t dim, float factor, bool bf16, float* row) {
-  for (std::int64_t d = 0; d < dim; ++d) {
-    row[d] = rounded(load_element(data, dtype, d) * factor, bf16);
-  }
+// Row t of head h of sequence b, through the block table where there is one.
+const void* kv_row(const AttentionInput& input, const TensorView& tensor, std::int64_t b,
+                   std::int64_t t, std::int64_t h) {
+  if (input.block_table.empty()) return tensor.row(b, t, h);
+  const std::int64_t page_size = tensor.tokens();
+  const std::int64_t page = input.block_table[b * input.pages_per_sequence + t / page_size];
+  return tensor.row(page, t % page_size, h);
 }
 
-std::vector<float> load_kv_head(const AttentionInput& input, const TensorView& tensor,
-                                std::int64_t b, std::int64_t h, bool bf16) {
-  std::vector<float> rows(key_length(input, b) * tensor.dim());
-  for (std::int64_t t = 0; t < key_length(input, b); ++t) {
-    const void* data = tensor.row(b, t, h);
-    if (!input.block_table.empty()) {
-      const std::int64_t page_size = tensor.tokens();
-      const std::int64_t entry = b * input.pages_per_sequence + t / page_size;
-      data = tensor.row(input.block_table[entry], t % page_size, h);
+// One KV head of one sequence in f32, rounded where asked.
+struct Head {
+  std::vector<float> keys;    // [dim][kv_len]
+  std::vector<float> values;  // [kv_len][v_dim]
+
+  Head(const AttentionInput& input, std::int64_t b, std::int64_t h, bool bf16) {
+    const std::int64_t kv_len = key_length(input, b);
+    const std::int64_t dim = input.k.dim();
+    const std::int64_t v_dim = input.v.dim();
+    keys.resize(dim * kv_len);
+    values.resize(kv_len * v_dim);
+    for (std::int64_t t = 0; t < kv_len; ++t) {
+      const void* key = kv_row(input, input.k, b, t, h);
+      const void* value = kv_row(input, input.v, b, t, h);
+      for (std::int64_t d = 0; d < dim; ++d) {
+        keys[d * kv_len + t] = rounded(load_element(key, input.k.dtype, d), bf16);
+      }
+      for (std::int64_t d = 0; d < v_dim; ++d) {
+        values[t * v_dim + d] = rounded(load_element(value, input.v.dtype, d), bf16);
+      }
     }
-    load(data, tensor.dtype, tensor.dim(), 1, bf16, rows.data() + t * tensor.dim());
   }
-  return rows;
-}
+};
 
-float dot(const float* a, const float* b, std::int64_t size) {
-  float sums[4] = {0, 0, 0, 0};
-  std::int64_t i = 0;
-  for (; i + 4 <= size; i += 4) {
-    for (int lane = 0; lane < 4; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+// One query row: fills `out` and returns the LSE. sees: [kv_len]; q: scaled and rounded.
+float attend(const std::vector<float>& q, const Head& head, const std::uint8_t* sees,
+             float soft_cap, float sink, bool bf16, std::vector<float>& out) {
+  const std::size_t kv_len = head.values.size() / out.size();
+  std::vector<float> scores(kv_len, 0.0F);
+  for (std::size_t d = 0; d < q.size(); ++d) {
+    const float* keys = head.keys.data() + d * kv_len;
+    for (std::size_t key = 0; key < kv_len; ++key) scores[key] += q[d] * keys[key];
   }
-  for (; i < size; ++i) sums[0] += a[i] * b[i];
-  return sums[0] + sums[1] + (sums[2] + sums[3]);
+  std::fill(out.begin(), out.end(), 0.0F);
+  float maximum = sink;
+  bool any = false;
+  for (std::size_t key = 0; key < kv_len; ++key) {
+    if (sees[key] == 0) continue;
+    any = true;
+    if (soft_cap > 0) scores[key] = soft_cap * std::tanh(scores[key] / soft_cap);
+    maximum = std::max(maximum, scores[key]);
+  }
+  if (!any) return sink;
+  float sum = std::exp(sink - maximum);
+  for (std::size_t key = 0; key < kv_len; ++key) {
+    if (sees[key] == 0) continue;
+    const float weight = std::exp(scores[key] - maximum);
+    const float p = rounded(weight, bf16);
+    const float* value = head.values.data() + key * out.size();
+    sum += weight;
+    for (std::size_t d = 0; d < out.size(); ++d) out[d] += p * value[d];
+  }
+  for (float& value : out) value /= sum;
+  return maximum + std::log(sum);
 }
 
 }  // namespace
 
 void naive_attention(const AttentionInput& input, const AttentionParams& params,
                      const AttentionOutput& output, const SparseIndex* index, bool bf16) {
-  const std::int64_t dim = input.q.dim();
-  const std::int64_t v_dim = input.v.dim();
-  const float scale =
-      params.scale != 0 ? params.scale : 1 / std::sqrt(static_cast<float>(dim));
-  std::vector<float> q(dim);
-  std::vector<float> out(v_dim);
+  const float scale = params.scale != 0
+                          ? params.scale
+                          : 1 / std::sqrt(static_cast<float>(input.q.dim()));
+  std::vector<float> q(input.q.dim());
+  std::vector<float> out(input.v.dim());
   for (std::int64_t b = 0; b < input.q.batch(); ++b) {
-    const std::int64_t kv_len = key_length(input, b);
-    std::vector<float> scores(kv_len);
     for (std::int64_t h = 0; h < input.q.heads(); ++h) {
-      const std::int64_t kv_head = h / (input.q.heads() / input.k.heads());
-      const std::vector<float> keys = load_kv_head(input, input.k, b, kv_head, bf16);
-      const std::vector<float> values = load_kv_head(input, input.v, b, kv_head, bf16);
+      const Head head(input, b, h / (input.q.heads() / input.k.heads()), bf16);
       const std::vector<std::uint8_t> mask = explicit_mask(input, params, b, h, index);
+      const float sink =
+          input.sinks.empty() ? -std::numeric_limits<float>::infinity() : input.sinks[h];
       for (std::int64_t row = 0; row < query_length(input, b); ++row) {
-        load(input.q.row(b, row, h), input.q.dtype, dim, scale, bf16, q.data());
-        const std::uint8_t* sees = mask.data() + row * kv_len;
-        bool any = false;
-        float maximum = input.sinks.empty() ? -std::numeric_limits<float>::infinity()
-                                            : input.sinks[h];
-        for (std::int64_t key = 0; key < kv_len; ++key) {
-          if (sees[key] == 0) continue;
-          any = true;
-          scores[key] = dot(q.data(), keys.data() + key * dim, dim);
-          if (params.soft_cap > 0) {
-            scores[key] = params.soft_cap * std::tanh(scores[key] / params.soft_cap);
-          }
-          maximum = std::max(maximum, scores[key]);
+        const void* q_row = input.q.row(b, row, h);
+        for (std::size_t d = 0; d < q.size(); ++d) {
+          q[d] = rounded(
+              load_element(q_row, input.q.dtype, static_cast<std::int64_t>(d)) * scale, bf16);
         }
-        float sum = input.sinks.empty() ? 0 : std::exp(input.sinks[h] - maximum);
-        std::fill(out.begin(), out.end(), 0.0F);
-        for (std::int64_t key = 0; key < kv_len; ++key) {
-          if (sees[key] == 0) continue;
-          const float weight = std::exp(scores[key] - maximum);
-          sum += weight;
-          const float p = rounded(weight, bf16);
-          for (std::int64_t d = 0; d < v_dim; ++d) out[d] += p * values[key * v_dim + d];
+        const float lse = attend(q, head, mask.data() + row * key_length(input, b),
+                                 params.soft_cap, sink, bf16, out);
+        void* out_row = output.out.row(b, row, h);
+        for (std::size_t d = 0; d < out.size(); ++d) {
+          store_element(out_row, output.out.dtype, static_cast<std::int64_t>(d), out[d]);
         }
-        for (std::int64_t d = 0; d < v_dim; ++d) {
-          store_element(output.out.row(b, row, h), output.out.dtype, d, any ? out[d] / sum : 0);
-        }
-        if (!output.lse.empty()) {
-          store_element(output.lse.row(b, row, h), DType::kF32, 0,
-                        any ? maximum + std::log(sum) : maximum);
-        }
+        if (!output.lse.empty()) store_element(output.lse.row(b, row, h), DType::kF32, 0, lse);
       }
     }
   }

@@ -84,10 +84,15 @@ double largest_value(const AttentionInput& input) {
   return result;
 }
 
-void expect_within(const char* what, const Error& error, const Error& naive, double slack) {
-  EXPECT_LE(error.maximum, 2 * naive.maximum + slack)
-      << what << ": largest error; naive run " << naive.maximum << ", slack " << slack;
-  EXPECT_LE(error.root_mean_square, 2 * naive.root_mean_square + slack)
+// Large scores make some rows a near-tie of two keys, which either key may win: there the largest
+// error says nothing, and the mean one depends on how many such rows a case happens to have.
+void expect_within(const char* what, const Error& error, const Error& naive, double slack,
+                   bool near_ties) {
+  if (!near_ties) {
+    EXPECT_LE(error.maximum, 2 * naive.maximum + slack)
+        << what << ": largest error; naive run " << naive.maximum << ", slack " << slack;
+  }
+  EXPECT_LE(error.root_mean_square, (near_ties ? 4 : 2) * naive.root_mean_square + slack)
       << what << ": root mean square error; naive run " << naive.root_mean_square << ", slack "
       << slack;
 }
@@ -99,31 +104,42 @@ Rows run_naive(const Problem& problem, const Case& c, bool bf16) {
   return take_rows(input, result);
 }
 
-// What a bf16 level may differ by beyond a naive bf16 run. Its exponential is good to 2^-13 only,
-// well below the rounding of a probability to bf16. In the smallest cases a handful of roundings
-// do not average out, so that one rounding of a probability and of a score are granted; with exact
-// values there are none.
-double bf16_slack(const Case& c, double value) {
-  return (c.values == Values::kExact ? 0x1p-13 : 0x1p-8) * value;
+// How far a result may be off beyond twice the naive run's error, and why.
+struct Slack {
+  double out = 0;
+  double lse = 0;
+};
+
+Slack slack_of(const Case& c, const Problem& problem, const Rows& expected, bool bf16) {
+  constexpr double kUnit = 0x1p-24;  // one f32 rounding
+  // Largest score that matters to rounding: a soft cap is computed as cap - 2 cap / (e^x + 1).
+  const double score = std::max({1.0, largest(expected.lse), static_cast<double>(c.soft_cap)});
+  const double value = largest_value(problem.input());
+  Slack slack;
+  // Exponential, sum, quotient, change of base and conversion are good to one or two roundings each;
+  // where all values are equal a dot product rounds in the same direction at every other step.
+  slack.out = 8 * kUnit * value * std::max(1.0, static_cast<double>(c.soft_cap));
+  slack.lse = (8 + static_cast<double>(c.dim) / 2) * kUnit * score;
+  if (bf16) {
+    // The exponential of a bf16 level is good to 2^-13 only, well below the rounding of a
+    // probability to bf16. In the smallest cases a handful of roundings do not average out, so that
+    // one rounding of a probability and of a score are granted; exact values have none.
+    const double one_rounding = c.values == Values::kExact ? 0x1p-13 : 0x1p-8;
+    slack.out += one_rounding * value;
+    slack.lse += one_rounding * score;
+  }
+  // Subnormal numbers may count as zero: the bf16 instructions do so.
+  slack.out += 0x1p-126;
+  return slack;
 }
 
 void judge(const Case& c, const Problem& problem, IsaLevel level, const Rows& actual,
            const Rows& expected, const Rows& naive) {
-  // Eight roundings of the largest value: exponential, sum, quotient and the conversion of scores
-  // to base 2 are each good to one or two.
-  constexpr double kRoundings = 8 * 0x1p-24;
-  const double value = largest_value(problem.input());
-  const double lse = largest(expected.lse);
-  double out_slack = kRoundings * value;
-  double lse_slack = kRoundings * std::max(1.0, lse);
-  if (isa_is_bf16(level)) {
-    out_slack += bf16_slack(c, value);
-    lse_slack += bf16_slack(c, std::max(1.0, lse));
-  }
+  const Slack slack = slack_of(c, problem, expected, isa_is_bf16(level));
   expect_within("output", error_of(actual.out, expected.out), error_of(naive.out, expected.out),
-                out_slack);
+                slack.out, c.values == Values::kOrder30);
   expect_within("LSE", error_of(actual.lse, expected.lse), error_of(naive.lse, expected.lse),
-                lse_slack);
+                slack.lse, false);
 }
 
 }  // namespace

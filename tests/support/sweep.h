@@ -16,6 +16,7 @@ using Runner = std::function<Stats(const AttentionInput&, const AttentionParams&
 
 // Each axis of the grid swept alone, from the defaults of Case.
 std::vector<Case> shape_cases();      // lengths, heads, head dims, batches
+std::vector<Case> long_cases();       // many keys, up to and around 2^16
 std::vector<Case> storage_cases();    // dtypes, layouts, pages
 std::vector<Case> value_cases();      // orders of magnitude, ties, denormals
 std::vector<Case> pattern_cases();    // both forms of index at every budget, short to long

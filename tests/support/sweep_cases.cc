@@ -42,8 +42,8 @@ std::vector<Case> shape_cases() {
     Case c;
     c.q_len = q_len;
     c.extra = q_len % 2 == 0 ? 0 : 63;
-    if (q_len > 500) c.q_heads = 2;
-    if (q_len > 4000) c.q_heads = c.kv_heads = 1;
+    if (q_len > 500) c.q_heads = c.kv_heads = 1;
+    if (q_len > 4000) c.dim = c.v_dim = 32;
     add_both(cases, c);
   }
   for (const std::int64_t extra : kExtras) {
@@ -78,7 +78,42 @@ std::vector<Case> shape_cases() {
         c.lengths = lengths;
         c.q_len = q_len;
         c.extra = 100;
+        c.q_heads = 2;
         add_both(cases, c);
+      }
+    }
+  }
+  return cases;
+}
+
+std::vector<Case> long_cases() {
+  std::vector<Case> cases;
+  // A few rows against many keys, like a late chunk or a decode step.
+  for (const std::int64_t q_len : {1, 2, 3, 31, 33, 130}) {
+    Case c;
+    c.q_len = q_len;
+    c.extra = 4096 - q_len;
+    c.q_heads = 2;
+    c.kv_heads = 1;
+    c.dim = c.v_dim = 32;
+    add_both(cases, c);
+    c.pattern = Pattern::kMixed;
+    c.q_heads = 6;
+    add_both(cases, c);
+  }
+  // Around the powers of two at which 16-bit counters and offsets would wrap.
+  for (const std::int64_t kv_len : {32767, 32768, 32769, 65535, 65536, 65537}) {
+    for (const DType dtype : {DType::kF16, DType::kBF16}) {
+      for (const Values values : {Values::kOrder1, Values::kOrder30, Values::kExact}) {
+        Case c;
+        c.q_len = 3;
+        c.extra = kv_len - c.q_len;
+        c.q_heads = c.kv_heads = 1;
+        c.dim = c.v_dim = 16;
+        c.q_dtype = c.kv_dtype = dtype;
+        c.values = values;
+        c.seed = cases.size() + 1;
+        cases.push_back(c);
       }
     }
   }
@@ -146,27 +181,28 @@ std::vector<Case> pattern_cases() {
           c.budget = budget;
           c.q_len = q_len;
           c.extra = extra;
-          c.q_heads = 6;
+          if (pattern == Pattern::kMixed) c.q_heads = 6;
+          c.dim = c.v_dim = 32;
           add_both(cases, c);
         }
       }
     }
-    for (const std::int64_t q_len : {997, 1025}) {
-      for (const std::int64_t extra : {0, 1000}) {
-        Case c;
-        c.pattern = pattern;
-        c.q_len = q_len;
-        c.extra = extra;
-        c.q_heads = pattern == Pattern::kMixed ? 6 : 2;
-        add_both(cases, c);
-      }
+    for (const std::int64_t extra : {0, 1000}) {
+      Case c;
+      c.pattern = pattern;
+      c.q_len = extra == 0 ? 1025 : 640;
+      c.extra = extra;
+      c.q_heads = c.kv_heads = pattern == Pattern::kMixed ? 6 : 1;
+      c.dim = c.v_dim = 32;
+      add_both(cases, c);
     }
     for (const std::int64_t dense_last_rows : {1, 64, 100, 1000}) {
       Case c;
       c.pattern = pattern;
       c.q_len = 300;
       c.dense_last_rows = dense_last_rows;
-      c.q_heads = 6;
+      if (pattern == Pattern::kMixed) c.q_heads = 6;
+      c.dim = c.v_dim = 32;
       add_both(cases, c);
     }
     for (const std::int64_t extra : {-1, -70}) {

@@ -61,6 +61,15 @@ struct KernelTable {
   void (*load_queries)(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
                        std::int64_t padded_dim, float scale, void* packed);
 
+  // Rounds one f32 row to packed elements, filled up with zeros; any length.
+  void (*convert_row)(const float* row, std::int64_t n, std::int64_t padded_n, void* out);
+  // c[rows][16 * panels] = a[rows][chunk * chunks] * b (+ c) for b packed by pack_keys() in `chunks`
+  // pieces of `chunk` elements, each holding all `packed_keys` columns. rows <= kTileRows; a and c
+  // must have whole tiles of 16 rows allocated.
+  void (*gemm)(const void* a, std::int64_t a_stride, std::int64_t rows, const void* b,
+               std::int64_t panels, std::int64_t chunk, std::int64_t chunks,
+               std::int64_t packed_keys, float* c, std::int64_t c_stride, bool accumulate);
+
   // Empties the state of a row block.
   void (*reset)(RowBlock& block);
   // Adds one tile of keys. mask: one word per row, bit c = key c visible; null = all visible.

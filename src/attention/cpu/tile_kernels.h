@@ -173,6 +173,26 @@ struct TileKernels {
                 static_cast<std::size_t>((kTileRows - n) * padded_dim) * sizeof(Elem));
   }
 
+  static void convert_f32_row(const float* row, std::int64_t n, std::int64_t padded_n, void* out) {
+    auto* to = static_cast<Elem*>(out);
+    const std::int64_t whole = n / kPanelWidth * kPanelWidth;
+    Isa::to_elements(row, whole, to);
+    for (std::int64_t i = whole; i < padded_n; i += kPanelWidth) {
+      alignas(64) float edge[kPanelWidth] = {};
+      for (std::int64_t j = i; j < n && j < i + kPanelWidth; ++j) edge[j - i] = row[j];
+      Isa::to_elements(edge, kPanelWidth, to + i);
+    }
+  }
+
+  static void gemm(const void* a, std::int64_t a_stride, std::int64_t rows, const void* b,
+                   std::int64_t panels, std::int64_t chunk, std::int64_t chunks,
+                   std::int64_t packed_keys, float* c, std::int64_t c_stride, bool accumulate) {
+    const PanelLayout layout{panels, kPanelWidth * chunk, chunk / Isa::kPair, chunks,
+                             chunk * packed_keys};
+    Isa::gemm(static_cast<const Elem*>(a), a_stride, rows, static_cast<const Elem*>(b), layout, c,
+              c_stride, accumulate);
+  }
+
   // ---- softmax -------------------------------------------------------------------------------
 
   static void reset(RowBlock& block) {
@@ -348,6 +368,8 @@ KernelTable make_kernel_table(IsaLevel level) {
           Kernels::pack_keys,
           Kernels::pack_values,
           Kernels::load_queries,
+          Kernels::convert_f32_row,
+          Kernels::gemm,
           Kernels::reset,
           Kernels::attend,
           Kernels::sum_exponentials,

@@ -1,0 +1,16 @@
+// The parts of validate() that callers without an output need: estimators and the guard.
+#pragma once
+
+#include <cstdint>
+
+#include "minference/attention.h"
+
+namespace minference {
+
+// Keys that a sequence can have at most: kv_tokens, or the capacity of its pages.
+std::int64_t key_capacity(const AttentionInput& input);
+
+// Throws InvalidArgument unless the two obey the contract of attention().
+void validate_input(const AttentionInput& input, const AttentionParams& params);
+
+}  // namespace minference

@@ -1,0 +1,168 @@
+#include "minference/linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "attention/cpu/kernel_table.h"
+#include "core/aligned_buffer.h"
+#include "core/parallel.h"
+#include "minference/error.h"
+
+namespace minference {
+namespace {
+
+using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
+
+constexpr std::int64_t kChunk = LinearWeight::kUnpackChunk;
+constexpr std::int64_t kMaxColumns = 64;  // weight rows that a task unpacks
+constexpr std::int64_t kTasksPerThread = 4;
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+class Product {
+ public:
+  Product(const float* a, std::int64_t a_stride, std::int64_t tokens, const LinearWeight& weight,
+          float* c, std::int64_t c_stride, const KernelTable& kernels, int threads)
+      : a_(a),
+        a_stride_(a_stride),
+        tokens_(tokens),
+        weight_(weight),
+        c_(c),
+        c_stride_(c_stride),
+        kernels_(kernels),
+        threads_(resolve_threads(threads)),
+        depth_(round_up(weight.cols, kernels.dim_align)),
+        activations_(round_up(tokens, kTileRows) * depth_ * kernels.element_size),
+        scratch_(threads_) {}
+
+  void run() {
+    parallel_for(tokens_, threads_, [&](std::int64_t row, int) {
+      kernels_.convert_row(a_ + row * a_stride_, weight_.cols, depth_,
+                           activations_.data() + row * depth_ * kernels_.element_size);
+    });
+    std::int64_t columns = kMaxColumns;
+    const std::int64_t wanted = kTasksPerThread * threads_;
+    while (columns > kPanelKeys && weight_.rows / columns < wanted) columns /= 2;
+    const std::int64_t column_tasks = (weight_.rows + columns - 1) / columns;
+    // Splitting the tokens unpacks the weight again, so it is the second choice.
+    const std::int64_t row_blocks = (tokens_ + kTileRows - 1) / kTileRows;
+    const std::int64_t splits =
+        std::clamp<std::int64_t>(threads_ / column_tasks, 1, std::max<std::int64_t>(row_blocks / 4, 1));
+    const std::int64_t blocks_per_split = (row_blocks + splits - 1) / splits;
+    parallel_for(column_tasks * splits, threads_, [&](std::int64_t task, int thread) {
+      const std::int64_t first = task / splits * columns;
+      const std::int64_t row = task % splits * blocks_per_split * kTileRows;
+      multiply(first, std::min(columns, weight_.rows - first), row,
+               std::min(tokens_, row + blocks_per_split * kTileRows), scratch_[thread]);
+    });
+  }
+
+ private:
+  static constexpr std::int64_t kPanelKeys = 16;
+
+  struct Scratch {
+    AlignedBuffer<float> unpacked;     // [kMaxColumns][kChunk]
+    AlignedBuffer<std::byte> weights;  // packed panels
+    AlignedBuffer<float> edge;         // [kTileRows][kMaxColumns]
+  };
+
+  // c[row_begin ... row_end)[first ... first + count)
+  void multiply(std::int64_t first, std::int64_t count, std::int64_t row_begin,
+                std::int64_t row_end, Scratch& scratch) const {
+    if (row_begin >= row_end) return;
+    if (scratch.unpacked.size() == 0) {
+      scratch.unpacked = AlignedBuffer<float>(kMaxColumns * kChunk);
+      scratch.weights = AlignedBuffer<std::byte>(kMaxColumns * depth_ * kernels_.element_size);
+      scratch.edge = AlignedBuffer<float>(kTileRows * kMaxColumns);
+    }
+    const std::int64_t width = round_up(count, kKeyGranule);
+    const std::int64_t whole_chunks = weight_.cols / kChunk;
+    const std::int64_t tail = weight_.cols % kChunk;
+    const std::int64_t padded_tail = depth_ - whole_chunks * kChunk;
+    std::byte* packed = scratch.weights.data();
+    for (std::int64_t begin = 0; begin < weight_.cols; begin += kChunk) {
+      const std::int64_t length = std::min(kChunk, weight_.cols - begin);
+      const void* rows[kMaxColumns];
+      for (std::int64_t n = 0; n < count; ++n) {
+        float* out = scratch.unpacked.data() + n * kChunk;
+        weight_.unpack(weight_.context, first + n, begin, length, out);
+        rows[n] = out;
+      }
+      kernels_.pack_keys(rows, DType::kF32, count, length, length == kChunk ? kChunk : padded_tail,
+                         packed + begin * width * kernels_.element_size);
+    }
+    kernels_.enter();
+    const std::int64_t panels = (count + kPanelKeys - 1) / kPanelKeys;
+    for (std::int64_t row = row_begin; row < row_end; row += kTileRows) {
+      const std::int64_t rows = std::min(kTileRows, row_end - row);
+      float* out = c_ + row * c_stride_ + first;
+      // Kernels write whole tiles of 16 columns and, with AMX, of 16 rows.
+      const bool whole = rows == kTileRows && count == panels * kPanelKeys;
+      float* to = whole ? out : scratch.edge.data();
+      const std::int64_t to_stride = whole ? c_stride_ : kMaxColumns;
+      const std::byte* a = activations_.data() + row * depth_ * kernels_.element_size;
+      if (whole_chunks > 0) {
+        kernels_.gemm(a, depth_, rows, packed, panels, kChunk, whole_chunks, width, to, to_stride,
+                      false);
+      }
+      if (tail > 0) {
+        kernels_.gemm(a + whole_chunks * kChunk * kernels_.element_size, depth_, rows,
+                      packed + whole_chunks * kChunk * width * kernels_.element_size, panels,
+                      padded_tail, 1, width, to, to_stride, whole_chunks > 0);
+      }
+      if (!whole) {
+        for (std::int64_t r = 0; r < rows; ++r) {
+          std::memcpy(out + r * c_stride_, to + r * to_stride,
+                      static_cast<std::size_t>(count) * sizeof(float));
+        }
+      }
+    }
+    kernels_.leave();
+  }
+
+  const float* a_;
+  std::int64_t a_stride_;
+  std::int64_t tokens_;
+  const LinearWeight& weight_;
+  float* c_;
+  std::int64_t c_stride_;
+  const KernelTable& kernels_;
+  int threads_;
+  std::int64_t depth_;  // padded input features
+  AlignedBuffer<std::byte> activations_;
+  std::vector<Scratch> scratch_;  // [thread]
+};
+
+}  // namespace
+
+void linear_cpu(const float* a, std::int64_t a_stride, std::int64_t tokens,
+                const LinearWeight& weight, float* c, std::int64_t c_stride, IsaLevel level,
+                int threads) {
+  const auto require = [](bool ok, const char* name, std::int64_t value, const char* legal) {
+    if (!ok) {
+      throw InvalidArgument("linear: " + std::string(name) + " is " + std::to_string(value) +
+                            "; legal: " + legal);
+    }
+  };
+  require(tokens >= 1, "tokens", tokens, "1 or more");
+  require(weight.rows >= 1, "weight rows", weight.rows, "1 or more");
+  require(weight.cols >= 1, "weight cols", weight.cols, "1 or more");
+  require(a_stride >= weight.cols, "a_stride", a_stride, "at least the weight's cols");
+  require(c_stride >= weight.rows, "c_stride", c_stride, "at least the weight's rows");
+  if (a == nullptr || c == nullptr || weight.unpack == nullptr) {
+    throw InvalidArgument("linear: a, c and the weight's unpack must not be null");
+  }
+  Product(a, a_stride, tokens, weight, c, c_stride, *kernel_table(level), threads).run();
+}
+
+void linear(const float* a, std::int64_t a_stride, std::int64_t tokens, const LinearWeight& weight,
+            float* c, std::int64_t c_stride, Precision precision, int threads) {
+  linear_cpu(a, a_stride, tokens, weight, c, c_stride, choose_isa(precision != Precision::kF32),
+             threads);
+}
+
+}  // namespace minference

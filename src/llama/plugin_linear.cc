@@ -1,0 +1,55 @@
+#include "llama/plugin_linear.h"
+
+#include <string_view>
+
+#include "llama/ggml_weight.h"
+#include "minference/linear.h"
+
+namespace minference::llama_host {
+namespace {
+
+bool is_matrix(const ggml_tensor* t) { return t->ne[2] == 1 && t->ne[3] == 1; }
+
+// Weights that are not used for whole prompts: llama.cpp computes logits for the last token only, and
+// a tied output matrix would be loaded twice if it lay in another buffer than the embeddings.
+bool is_output(const ggml_tensor* weight) {
+  const std::string_view name(weight->name);
+  return name.starts_with("output") || name.starts_with("token_embd");
+}
+
+}  // namespace
+
+std::int64_t linear_min_rows(ggml_type type, IsaLevel level) {
+  if (!weight_format(type)) return 0;
+  return isa_is_bf16(level) ? 64 : 0;
+}
+
+bool takes_linear(const ggml_tensor* op, IsaLevel level, ggml_backend_buffer_type_t own_type) {
+  if (op->op != GGML_OP_MUL_MAT) return false;
+  const ggml_tensor* weight = op->src[0];
+  const ggml_tensor* activations = op->src[1];
+  // Only weights: products of attention without flash attention have computed operands.
+  if (weight->buffer == nullptr || weight->op != GGML_OP_NONE ||
+      (weight->buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
+       weight->buffer->buft != own_type)) {
+    return false;
+  }
+  const std::int64_t min_rows = linear_min_rows(weight->type, level);
+  return min_rows > 0 && activations->ne[1] >= min_rows && !is_output(weight) &&
+         is_matrix(weight) && is_matrix(activations) && op->type == GGML_TYPE_F32 &&
+         activations->type == GGML_TYPE_F32 && activations->nb[0] == sizeof(float) &&
+         activations->nb[1] % sizeof(float) == 0 && op->nb[0] == sizeof(float) &&
+         op->nb[1] % sizeof(float) == 0 &&
+         weight->ne[0] % block_elements(*weight_format(weight->type)) == 0;
+}
+
+void compute_linear(ggml_tensor* op, IsaLevel level, int threads) {
+  const ggml_tensor* activations = op->src[1];
+  const GgmlWeight weight(op->src[0], *weight_format(op->src[0]->type), level);
+  linear_cpu(static_cast<const float*>(activations->data),
+             static_cast<std::int64_t>(activations->nb[1] / sizeof(float)), activations->ne[1],
+             weight.linear_weight(), static_cast<float*>(op->data),
+             static_cast<std::int64_t>(op->nb[1] / sizeof(float)), level, threads);
+}
+
+}  // namespace minference::llama_host

@@ -1,0 +1,141 @@
+// mass_recall() against fp64 probabilities over the explicit mask.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/reference/reference.h"
+#include "minference/error.h"
+#include "minference/guard.h"
+#include "support/problem.h"
+
+namespace minference::test {
+namespace {
+
+// Exact mass that the index keeps of one row, -1 when the row sees nothing.
+double kept_mass(const Problem& problem, std::int64_t b, std::int64_t h, std::int64_t row) {
+  const AttentionInput input = problem.input();
+  const std::int64_t kv_len = key_length(input, b);
+  const std::vector<std::uint8_t> all = explicit_mask(input, problem.params, b, h, nullptr);
+  const std::vector<std::uint8_t> kept =
+      explicit_mask(input, problem.params, b, h, problem.index());
+  const std::vector<double> scores = row_scores(input, problem.params, b, h, row);
+  double maximum = -INFINITY;
+  for (std::int64_t key = 0; key < kv_len; ++key) {
+    if (all[row * kv_len + key] != 0) maximum = std::max(maximum, scores[key]);
+  }
+  double all_sum = 0;
+  double kept_sum = 0;
+  for (std::int64_t key = 0; key < kv_len; ++key) {
+    if (all[row * kv_len + key] != 0) all_sum += std::exp(scores[key] - maximum);
+    if (kept[row * kv_len + key] != 0) kept_sum += std::exp(scores[key] - maximum);
+  }
+  return all_sum > 0 ? kept_sum / all_sum : -1;
+}
+
+void expect_exact(const Case& c, std::int64_t rows) {
+  SCOPED_TRACE(describe(c) + ", sampled rows " + std::to_string(rows));
+  const Problem problem = make_problem(c);
+  const AttentionInput input = problem.input();
+  const std::vector<double> recall = mass_recall(input, problem.params, *problem.index(), rows);
+  ASSERT_EQ(static_cast<std::int64_t>(recall.size()), c.batch * c.q_heads);
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    const std::int64_t q_len = query_length(input, b);
+    for (std::int64_t h = 0; h < c.q_heads; ++h) {
+      if (rows >= q_len) {  // every row is sampled: the mean is known
+        double sum = 0;
+        std::int64_t counted = 0;
+        for (std::int64_t row = 0; row < q_len; ++row) {
+          const double mass = kept_mass(problem, b, h, row);
+          if (mass < 0) continue;
+          sum += mass;
+          counted += 1;
+        }
+        const double expected = counted == 0 ? 1.0 : sum / static_cast<double>(counted);
+        EXPECT_NEAR(recall[b * c.q_heads + h], expected, 1e-5) << "sequence " << b << ", head " << h;
+      } else if (rows == 1) {  // the last row is always among the sampled ones
+        const double mass = kept_mass(problem, b, h, q_len - 1);
+        EXPECT_NEAR(recall[b * c.q_heads + h], mass < 0 ? 1.0 : mass, 1e-5)
+            << "sequence " << b << ", head " << h;
+      }
+    }
+  }
+}
+
+TEST(MassRecall, AllRows) {
+  for (const Pattern pattern : {Pattern::kDenseHeads, Pattern::kAShape, Pattern::kUnionRuns,
+                                Pattern::kExactRuns, Pattern::kStridedRuns, Pattern::kBlocks,
+                                Pattern::kMixed}) {
+    Case c;
+    c.q_len = 60;
+    c.extra = 200;
+    c.q_heads = 6;
+    c.pattern = pattern;
+    expect_exact(c, 60);
+    expect_exact(c, 1000);
+    c.q_len = 200;
+    expect_exact(c, 1);
+  }
+}
+
+TEST(MassRecall, BatchesPagesAndRowsThatSeeNothing) {
+  Case c;
+  c.pattern = Pattern::kExactRuns;
+  c.batch = 3;
+  c.q_len = 50;
+  c.lengths = Lengths::kRagged;
+  c.page_size = 16;
+  c.dense_last_rows = 7;
+  expect_exact(c, 50);
+  c.lengths = Lengths::kFull;
+  c.extra = -20;
+  expect_exact(c, 50);
+  c.extra = -50;
+  expect_exact(c, 50);
+}
+
+TEST(MassRecall, SoftCapAndWindow) {
+  Case c;
+  c.pattern = Pattern::kUnionRuns;
+  c.q_len = 50;
+  c.extra = 100;
+  c.soft_cap = 3;
+  expect_exact(c, 50);
+  c.window = 70;
+  expect_exact(c, 50);
+}
+
+TEST(MassRecall, DenseIsOneAndNothingIsZero) {
+  Case c;
+  c.pattern = Pattern::kDenseHeads;
+  Problem problem = make_problem(c);
+  for (const double recall :
+       mass_recall(problem.input(), problem.params, *problem.index(), 8)) {
+    EXPECT_EQ(recall, 1.0);
+  }
+  c.pattern = Pattern::kExactRuns;
+  c.budget = Budget::kNothing;
+  problem = make_problem(c);
+  for (const double recall :
+       mass_recall(problem.input(), problem.params, *problem.index(), 8)) {
+    EXPECT_EQ(recall, 0.0);
+  }
+}
+
+TEST(MassRecall, RefusesWhatAttentionRefuses) {
+  Case c;
+  c.pattern = Pattern::kUnionRuns;
+  const Problem problem = make_problem(c);
+  const AttentionInput input = problem.input();
+  EXPECT_THROW(mass_recall(input, problem.params, *problem.index(), 0), InvalidArgument);
+  EXPECT_THROW(mass_recall(input, problem.params, *problem.index(), -5), InvalidArgument);
+  AttentionInput bad = input;
+  bad.k.shape[3] = 32;
+  EXPECT_THROW(mass_recall(bad, problem.params, *problem.index(), 8), InvalidArgument);
+  SparseIndex wrong = *problem.index();
+  wrong.head(0, 0).columns = {100000};
+  EXPECT_THROW(mass_recall(input, problem.params, wrong, 8), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace minference::test

@@ -1,0 +1,155 @@
+// What the methods select: planted keys are found, budgets are monotone, small inputs are dense.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "minference/guard.h"
+#include "minference/method.h"
+#include "support/problem.h"
+#include "support/views.h"
+
+namespace minference::test {
+namespace {
+
+SparseIndex build(const char* method, const Problem& problem, const MethodOptions& options) {
+  const Method& found = find_method(method);
+  return found.build_index(problem.input(), problem.params, resolve_options(found, options), {});
+}
+
+bool has_column(const HeadIndex& head, std::int64_t key) {
+  return head.kind == HeadIndex::Kind::kDense ||
+         std::binary_search(head.columns.begin(), head.columns.end(), key);
+}
+
+TEST(PlantedKey, IsSelectedByEveryHeadOfItsGroup) {
+  constexpr std::int64_t kHeads[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1},  {5, 1},
+                                        {6, 1}, {7, 1}, {8, 1}, {16, 1}, {6, 2}};
+  for (const auto& [q_heads, kv_heads] : kHeads) {
+    for (const std::int64_t page_size : {0, 16}) {
+      Case c;
+      c.q_len = 1200;
+      c.extra = 300;
+      c.q_heads = q_heads;
+      c.kv_heads = kv_heads;
+      c.dim = c.v_dim = 16;
+      c.page_size = page_size;
+      SCOPED_TRACE(describe(c));
+      Problem problem = make_problem(c);
+      // Seen by every row, behind the sinks, further back than the forced offsets; one a KV head.
+      const auto planted = [](std::int64_t kv_head) { return 150 + 40 * kv_head; };
+      for (std::int64_t h = 0; h < kv_heads; ++h) {
+        const std::int64_t key = planted(h);
+        const std::int64_t page = page_size == 0 ? 0 : problem.block_table[key / page_size];
+        problem.k.set(page, page_size == 0 ? key : key % page_size, h, 0, 30);
+      }
+      for (std::int64_t t = 0; t < c.q_len; ++t) {
+        for (std::int64_t h = 0; h < q_heads; ++h) problem.q.set(0, t, h, 0, 4);
+      }
+      const SparseIndex index =
+          build("vertical_slash", problem, {{"vertical_size", 40}, {"slash_size", 110}});
+      for (std::int64_t h = 0; h < q_heads; ++h) {
+        EXPECT_EQ(index.head(0, h).kind, HeadIndex::Kind::kDiagonal);
+        EXPECT_TRUE(has_column(index.head(0, h), planted(h / (q_heads / kv_heads))))
+            << "head " << h;
+      }
+      for (const double recall : mass_recall(problem.input(), problem.params, index, 16)) {
+        EXPECT_GT(recall, 0.99);
+      }
+    }
+  }
+}
+
+TEST(Budgets, MoreNeverKeepsLess) {
+  Case c;
+  c.q_len = 700;
+  c.extra = 500;
+  c.q_heads = 3;
+  c.kv_heads = 1;
+  c.dim = c.v_dim = 32;
+  const Problem problem = make_problem(c);
+  std::vector<double> previous(c.q_heads, 0.0);
+  std::int64_t previous_pairs = 0;
+  for (const double budget : {0, 50, 100, 150, 200, 300, 500, 800, 1100, 1200, 5000}) {
+    const SparseIndex index = build("vertical_slash", problem,
+                                    {{"vertical_size", budget}, {"slash_size", budget}});
+    const std::vector<double> recall = mass_recall(problem.input(), problem.params, index, 32);
+    const Result result = make_result(problem.input(), DType::kF32, Layout::kPacked);
+    const Stats stats = attention(problem.input(), problem.params, result.output(), &index);
+    EXPECT_GE(stats.kept_pairs, previous_pairs) << budget;
+    previous_pairs = stats.kept_pairs;
+    for (std::int64_t h = 0; h < c.q_heads; ++h) {
+      EXPECT_GE(recall[h], previous[h] - 1e-6) << "budget " << budget << ", head " << h;
+      EXPECT_LE(recall[h], 1 + 1e-6);
+      previous[h] = recall[h];
+    }
+  }
+  EXPECT_NEAR(previous[0], 1, 1e-6);
+}
+
+TEST(Budgets, ForcedKeysSurviveTheSmallestBudget) {
+  Case c;
+  c.q_len = 400;
+  c.extra = 400;
+  c.dim = c.v_dim = 16;
+  const Problem problem = make_problem(c);
+  for (const double budget : {0, 1, 29, 30, 99}) {
+    const SparseIndex index = build("vertical_slash", problem,
+                                    {{"vertical_size", budget}, {"slash_size", budget}});
+    for (const HeadIndex& head : index.heads) {
+      ASSERT_EQ(head.kind, HeadIndex::Kind::kDiagonal);
+      for (std::int64_t key = 0; key < 30; ++key) EXPECT_TRUE(has_column(head, key)) << key;
+      for (std::int64_t offset = 0; offset < 100; ++offset) {
+        EXPECT_TRUE(std::any_of(head.runs.begin(), head.runs.end(), [=](const OffsetRun& run) {
+          return run.contains(offset);
+        })) << offset;
+      }
+      const auto columns = static_cast<double>(head.columns.size());
+      EXPECT_EQ(columns, std::max(30.0, budget));
+    }
+  }
+}
+
+TEST(Budgets, LargerThanTheTextAreDense) {
+  for (const char* method : {"vertical_slash", "a_shape", "minference"}) {
+    for (std::int64_t length = 1; length <= 70; ++length) {
+      Case c;
+      c.q_len = length;
+      c.extra = 0;
+      c.dim = c.v_dim = 8;
+      const Problem problem = make_problem(c);
+      const AttentionInput input = problem.input();
+      const Result dense = make_result(input, DType::kF32, Layout::kPacked);
+      const Result sparse = make_result(input, DType::kF32, Layout::kPacked);
+      attention(input, problem.params, dense.output());
+      const Stats stats =
+          attention(input, problem.params, sparse.output(), find_method(method), {}, {});
+      EXPECT_EQ(stats.kept_pairs, stats.causal_pairs) << method << ", " << length << " tokens";
+      EXPECT_EQ(first_difference(dense.out.values(), sparse.out.values()), -1)
+          << method << ", " << length << " tokens";
+    }
+  }
+}
+
+// An index is only as good as its rows are covered: no row of any chunk may end up without a key.
+TEST(Budgets, EveryRowKeepsItsOwnKey) {
+  for (const std::int64_t extra : {0, 1, 200}) {
+    Case c;
+    c.q_len = 300;
+    c.extra = extra;
+    c.dim = c.v_dim = 16;
+    const Problem problem = make_problem(c);
+    for (const char* method : {"vertical_slash", "a_shape"}) {
+      const MethodOptions options = method[0] == 'v'
+                                        ? MethodOptions{{"vertical_size", 0}, {"slash_size", 0}}
+                                        : MethodOptions{{"n_init", 0}, {"n_local", 1}};
+      const SparseIndex index = build(method, problem, options);
+      const Result result = make_result(problem.input(), DType::kF32, Layout::kPacked);
+      attention(problem.input(), problem.params, result.output(), &index);
+      for (const float lse : result.lse.values()) EXPECT_TRUE(std::isfinite(lse)) << method;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace minference::test

@@ -1,0 +1,181 @@
+#include "minference/method.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <string>
+
+#include "minference/error.h"
+#include "support/problem.h"
+
+namespace minference {
+namespace {
+
+// The message of the InvalidArgument that `call` throws.
+template <class Call>
+std::string refusal(Call call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "not refused";
+  return "";
+}
+
+TEST(Methods, AreFoundByTheirNames) {
+  std::set<std::string> names;
+  for (const Method* method : attention_methods()) {
+    EXPECT_EQ(&find_method(method->name()), method);
+    EXPECT_FALSE(std::string(method->summary()).empty());
+    names.insert(method->name());
+  }
+  EXPECT_EQ(names.size(), attention_methods().size());
+  for (const char* name : {"dense", "minference", "vertical_slash", "a_shape"}) {
+    EXPECT_EQ(names.count(name), 1U) << name;
+  }
+}
+
+TEST(Methods, UnknownNamesAreRefusedWithTheValidOnes) {
+  const std::string what = refusal([] { find_method("vertical-slash"); });
+  EXPECT_NE(what.find("'vertical-slash'"), std::string::npos) << what;
+  for (const Method* method : attention_methods()) {
+    EXPECT_NE(what.find(method->name()), std::string::npos) << what;
+  }
+}
+
+TEST(Methods, DefaultsAreLegalAndDocumented) {
+  for (const Method* method : attention_methods()) {
+    const MethodOptions resolved = resolve_options(*method, {});
+    EXPECT_EQ(resolved.size(), method->options().size());
+    for (const MethodOption& option : method->options()) {
+      EXPECT_EQ(resolved.at(option.name), option.default_value);
+      EXPECT_FALSE(option.help.empty());
+      EXPECT_NO_THROW(resolve_options(*method, {{option.name, option.min_value}}));
+      EXPECT_NO_THROW(resolve_options(*method, {{option.name, option.max_value}}));
+    }
+  }
+}
+
+TEST(Methods, PublishedDefaults) {
+  const MethodOptions vertical_slash = resolve_options(find_method("vertical_slash"), {});
+  EXPECT_EQ(vertical_slash.at("vertical_size"), 1000);
+  EXPECT_EQ(vertical_slash.at("slash_size"), 6096);
+  const MethodOptions a_shape = resolve_options(find_method("a_shape"), {});
+  EXPECT_EQ(a_shape.at("n_init"), 128);
+  EXPECT_EQ(a_shape.at("n_local"), 3968);
+}
+
+TEST(Methods, GivenOptionsReplaceDefaults) {
+  const MethodOptions resolved =
+      resolve_options(find_method("vertical_slash"), {{"slash_size", 7}});
+  EXPECT_EQ(resolved.at("slash_size"), 7);
+  EXPECT_EQ(resolved.at("vertical_size"), 1000);
+}
+
+TEST(Methods, RefusesUnknownOptions) {
+  const std::string what =
+      refusal([] { resolve_options(find_method("vertical_slash"), {{"slash", 7}}); });
+  EXPECT_NE(what.find("'slash'"), std::string::npos) << what;
+  EXPECT_NE(what.find("vertical_size, slash_size"), std::string::npos) << what;
+}
+
+TEST(Methods, RefusesOptionValues) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Method* method : attention_methods()) {
+    for (const MethodOption& option : method->options()) {
+      for (const double value : {option.min_value - 1, option.max_value + 1, double{nan},
+                                 std::numeric_limits<double>::infinity()}) {
+        const std::string what =
+            refusal([&] { resolve_options(*method, {{option.name, value}}); });
+        EXPECT_NE(what.find(option.name), std::string::npos) << what;
+        EXPECT_NE(what.find("legal"), std::string::npos) << what;
+      }
+      if (option.integer) {
+        EXPECT_THROW(resolve_options(*method, {{option.name, option.min_value + 0.5}}),
+                     InvalidArgument);
+      }
+    }
+  }
+}
+
+TEST(ParseOption, ReadsNumbers) {
+  MethodOptions options;
+  parse_option("vertical_size=500", options);
+  parse_option("ratio=0.5", options);
+  parse_option("ratio=2.5e-1", options);
+  parse_option("below=-3", options);
+  EXPECT_EQ(options, (MethodOptions{{"vertical_size", 500}, {"ratio", 0.25}, {"below", -3}}));
+}
+
+TEST(ParseOption, RefusesEverythingElse) {
+  for (const char* text : {"", "=", "a", "a=", "=1", "a=b", "a=1x", "a= 1", "a=1 ", "a=nan",
+                           "a=inf", "a=-inf", "a=1e999", "a=0x10", "a==1"}) {
+    MethodOptions options;
+    EXPECT_THROW(parse_option(text, options), InvalidArgument) << text;
+    EXPECT_TRUE(options.empty()) << text;
+  }
+}
+
+// attention() by method over the default problem, changed.
+Stats run_method(const char* method, const MethodOptions& options, const MethodContext& context,
+                 const test::Case& c) {
+  const test::Problem problem = test::make_problem(c);
+  const AttentionInput input = problem.input();
+  const test::Result result = test::make_result(input, DType::kF32, test::Layout::kPacked);
+  return attention(input, problem.params, result.output(), find_method(method), options, context);
+}
+
+TEST(MethodAttention, ReportsTheMethodAndItsSavings) {
+  test::Case c;
+  c.q_len = 600;
+  c.q_heads = c.kv_heads = 1;
+  const Stats dense = run_method("dense", {}, {}, c);
+  EXPECT_EQ(dense.method, "dense");
+  EXPECT_EQ(dense.kept_fraction(), 1.0);
+  const Stats sparse = run_method("a_shape", {{"n_init", 10}, {"n_local", 20}}, {}, c);
+  EXPECT_EQ(sparse.method, "a_shape");
+  EXPECT_EQ(sparse.causal_pairs, dense.causal_pairs);
+  EXPECT_LT(sparse.kept_fraction(), 0.1);
+  EXPECT_TRUE(sparse.fallbacks.empty());
+}
+
+TEST(MethodAttention, RefusesOptionsBeforeItRuns) {
+  for (const Method* method : attention_methods()) {
+    EXPECT_THROW(run_method(method->name(), {{"no_such_option", 1}}, {}, {}), InvalidArgument);
+  }
+}
+
+TEST(MethodAttention, FallsBackToDenseUnderAMaskAndSaysSo) {
+  test::Case c;
+  c.q_len = 300;
+  c.mask = test::MaskKind::kRandom;
+  const Stats masked = run_method("vertical_slash", {{"slash_size", 100}}, {}, c);
+  EXPECT_EQ(masked.kept_pairs, masked.causal_pairs);
+  EXPECT_EQ(masked.fallbacks.size(), 1U);
+  c.mask = test::MaskKind::kNone;
+  c.causal = false;
+  const Stats bidirectional = run_method("vertical_slash", {{"slash_size", 100}}, {}, c);
+  EXPECT_EQ(bidirectional.kept_pairs, bidirectional.causal_pairs);
+  EXPECT_EQ(bidirectional.fallbacks.size(), 1U);
+}
+
+TEST(MethodAttention, NamesTheHeadOfAPatternThatCannotRun) {
+  const PatternFile patterns =
+      PatternFile::parse(R"([{"2": ["block_sparse", 100, 100, 1]}])", "toy.json");
+  MethodContext context;
+  context.patterns = &patterns;
+  try {
+    run_method("minference", {}, context, {});
+    FAIL() << "not refused";
+  } catch (const Unsupported& error) {
+    const std::string what = error.what();
+    EXPECT_NE(what.find("head 2"), std::string::npos) << what;
+    EXPECT_NE(what.find("block_sparse"), std::string::npos) << what;
+  }
+}
+
+}  // namespace
+}  // namespace minference
