@@ -20,8 +20,9 @@ help: ## print this list
 deps: ## install missing system packages (apt; needs root or sudo only if something is missing)
 	@scripts/install-deps.sh
 
+# Warnings stop continuous integration, not a user with another compiler.
 configure: deps
-	cmake --preset $(PRESET)
+	cmake --preset $(PRESET) -D MINFERENCE_WERROR=$(if $(CI),ON,OFF)
 
 build: configure ## build the library, the command line and the llama.cpp plug-in
 	$(cmake_build) minference minference-cli ggml-minference
@@ -59,8 +60,8 @@ format: ## format the C++ sources in place
 	clang-format -i $(sources)
 
 lint: configure ## run clang-tidy over the C++ sources
-	$(cmake_build) minference
-	clang-tidy --quiet -p $(BUILD) $(filter src/%.cc,$(sources))
+	printf '%s\n' $(filter src/%.cc,$(sources)) | \
+	  xargs --max-procs $(NPROC) --max-args 1 clang-tidy --quiet -p $(BUILD)
 
 clean: ## delete build/ (models and the download cache stay)
 	rm -rf build

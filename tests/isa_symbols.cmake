@@ -6,7 +6,7 @@ cmake_minimum_required(VERSION 3.25)
 
 set(checked 0)
 foreach(object IN LISTS objects)
-  if(object MATCHES "/isa_[a-z0-9_]+\\.cc\\.o$" AND NOT object MATCHES "/isa_generic\\.cc\\.o$")
+  if(object MATCHES "_(avx2|avx512|avx512_bf16|amx_bf16)\\.cc\\.o$")
     execute_process(COMMAND "${nm}" --demangle --defined-only "${object}"
                     OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
     string(REGEX MATCHALL "[^\n]* [WwVvu] [^\n]*" leaked "${symbols}")

@@ -19,8 +19,8 @@ constexpr int kMaxThreads = 4096;
 std::string text(std::int64_t value) { return std::to_string(value); }
 
 std::string shape_text(const TensorView& tensor) {
-  return "[" + text(tensor.shape[0]) + ", " + text(tensor.shape[1]) + ", " +
-         text(tensor.shape[2]) + ", " + text(tensor.shape[3]) + "]";
+  return "[" + text(tensor.shape[0]) + ", " + text(tensor.shape[1]) + ", " + text(tensor.shape[2]) +
+         ", " + text(tensor.shape[3]) + "]";
 }
 
 void require_range(const std::string& name, std::int64_t value, std::int64_t low,
@@ -126,8 +126,8 @@ void validate_pages(const AttentionInput& input) {
   const auto entries = static_cast<std::int64_t>(input.block_table.size());
   if (per_sequence < 1 ||
       entries != checked_mul(batch, per_sequence, "the size of a block table")) {
-    throw InvalidArgument("block_table has " + text(entries) + " entries and pages_per_sequence is " +
-                          text(per_sequence) +
+    throw InvalidArgument("block_table has " + text(entries) +
+                          " entries and pages_per_sequence is " + text(per_sequence) +
                           "; legal: batch * pages_per_sequence entries for a batch of " +
                           text(batch));
   }
@@ -172,8 +172,7 @@ void validate_mask(const AttentionInput& input) {
   const std::int64_t words = (keys - 1) / 64 + 1;
   if (rows > 1 && mask.row_stride < words) {
     throw InvalidArgument("row_stride of the mask is " + text(mask.row_stride) +
-                          "; legal: at least the words of " + text(keys) + " keys, " +
-                          text(words));
+                          "; legal: at least the words of " + text(keys) + " keys, " + text(words));
   }
   // Only 0 can mean that the sequences share one mask.
   const std::int64_t one_sequence =
@@ -184,10 +183,10 @@ void validate_mask(const AttentionInput& input) {
                           "; legal: 0 (shared) or at least the words of one sequence, " +
                           text(one_sequence));
   }
-  checked_mul(checked_add(checked_mul(input.q.batch() - 1, mask.sequence_stride,
-                                      "the size of the mask"),
-                          one_sequence, "the size of the mask"),
-              8, "the size of the mask");
+  checked_mul(
+      checked_add(checked_mul(input.q.batch() - 1, mask.sequence_stride, "the size of the mask"),
+                  one_sequence, "the size of the mask"),
+      8, "the size of the mask");
 }
 
 void validate_sinks(const AttentionInput& input) {
@@ -195,8 +194,7 @@ void validate_sinks(const AttentionInput& input) {
   const auto count = static_cast<std::int64_t>(input.sinks.size());
   if (count != input.q.heads()) {
     throw InvalidArgument("sinks has " + text(count) +
-                          " entries; legal: none or one per query head, " +
-                          text(input.q.heads()));
+                          " entries; legal: none or one per query head, " + text(input.q.heads()));
   }
   for (std::int64_t h = 0; h < count; ++h) {
     const float sink = input.sinks[h];
@@ -235,8 +233,8 @@ void validate_output(const AttentionInput& input, const AttentionOutput& output)
   TensorView expected;
   expected.shape = {q.batch(), q.tokens(), q.heads(), input.v.dim()};
   if (output.out.shape != expected.shape) {
-    throw InvalidArgument("out has shape " + shape_text(output.out) + "; legal: " +
-                          shape_text(expected));
+    throw InvalidArgument("out has shape " + shape_text(output.out) +
+                          "; legal: " + shape_text(expected));
   }
   if (output.lse.empty()) return;
   validate_tensor("lse", output.lse);
@@ -253,8 +251,8 @@ void validate_output(const AttentionInput& input, const AttentionOutput& output)
 void validate_pair_count(const AttentionInput& input) {
   constexpr const char* kWhat = "the number of (row, key) pairs";
   const std::int64_t keys = key_capacity(input);
-  const std::int64_t rows = checked_mul(checked_mul(input.q.batch(), input.q.tokens(), kWhat),
-                                        input.q.heads(), kWhat);
+  const std::int64_t rows =
+      checked_mul(checked_mul(input.q.batch(), input.q.tokens(), kWhat), input.q.heads(), kWhat);
   checked_mul(rows, keys, kWhat);
 }
 

@@ -193,7 +193,9 @@ bool VisibleKeys::next_columns(Tile& tile) {
   if (head_ == nullptr || head_->kind != HeadIndex::Kind::kDiagonal) return false;
   const SequenceGeometry& g = *geometry_;
   const std::vector<std::int64_t>& columns = head_->columns;
-  const auto total = static_cast<std::int64_t>(columns.size());
+  // Columns past the end of a shorter sequence are neither packed nor marked.
+  const std::int64_t total =
+      std::lower_bound(columns.begin(), columns.end(), g.kv_len) - columns.begin();
   while (column_cursor_ < total && columns[column_cursor_] < end_) {
     const std::int64_t begin = column_cursor_;
     const std::int64_t size = std::min(total - begin, kWord);

@@ -60,6 +60,7 @@ llama_host::AttentionOptions ModelOptions::attention() const {
   result.pattern = pattern;
   result.precision = precision;
   result.guard = guard;
+  result.linear = linear;
   return result;
 }
 
@@ -86,6 +87,12 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
                   "report: measure on sampled rows how much attention mass is kept; off")
       ->check(CLI::IsMember({"off", "report"}))
       ->envname("MINFERENCE_GUARD")
+      ->capture_default_str();
+  command
+      .add_option("--linear", options.linear,
+                  "1: prompts' matrix products on our kernels where these win; 0: llama.cpp's")
+      ->check(CLI::IsMember({"0", "1"}))
+      ->envname("MINFERENCE_LINEAR")
       ->capture_default_str();
   command.add_option("-c,--ctx", options.context, "Context size in tokens (default: as needed)")
       ->check(integer_between(1, kMaxContext));

@@ -23,6 +23,7 @@ struct ModelOptions {
   std::string pattern;
   std::string precision = "auto";
   std::string guard = "off";
+  std::string linear = "1";
   std::int64_t context = 0;  // 0: not given
   std::int64_t ubatch = 2048;
   std::int64_t threads = 0;  // 0: not given

@@ -128,6 +128,7 @@ void print_json(const RunOptions& options, const Engine& engine, const RunResult
   json["mass_recall"] = nullptr;
   json["index_seconds"] = nullptr;
   json["attention_seconds"] = nullptr;
+  json["linear_seconds"] = nullptr;
   json["threads"] = engine.threads();
   json["isa"] = nullptr;
   json["fallbacks"] = nlohmann::ordered_json::object();
@@ -136,6 +137,7 @@ void print_json(const RunOptions& options, const Engine& engine, const RunResult
     json["mass_recall"] = or_null(result.totals->mass_recall);
     json["index_seconds"] = result.totals->index_seconds;
     json["attention_seconds"] = result.totals->attention_seconds;
+    json["linear_seconds"] = result.totals->linear_seconds;
     json["isa"] = or_null(result.totals->isa);
     json["fallbacks"] = result.totals->fallbacks;
   }
@@ -158,6 +160,9 @@ void print_attention(const RunOptions& options, const RunResult& result) {
         "attention  %s, kernels %s: %.1f %% of the causal area kept, %.2f s (index %.2f s)\n",
         options.model.attn.c_str(), totals.isa->c_str(), 100.0 * *totals.kept_fraction,
         totals.attention_seconds, totals.index_seconds);
+  }
+  if (totals.linear_seconds > 0) {
+    std::fprintf(stderr, "products   %.2f s in our matrix products\n", totals.linear_seconds);
   }
   if (totals.mass_recall) {
     std::fprintf(stderr, "recall     %.2f %% of the softmax mass kept, on sampled rows\n",

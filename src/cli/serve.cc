@@ -46,6 +46,7 @@ void export_options(const ModelOptions& options) {
   set_environment("MINFERENCE_PATTERN", options.pattern);
   set_environment("MINFERENCE_PRECISION", options.precision);
   set_environment("MINFERENCE_GUARD", options.guard);
+  set_environment("MINFERENCE_LINEAR", options.linear);
 }
 
 std::vector<std::string> server_arguments(const std::string& server, const ModelOptions& options,

@@ -8,6 +8,7 @@
 #include "attention/cpu/row_block_scratch.h"
 #include "attention/cpu/row_source.h"
 #include "attention/precision.h"
+#include "attention/validate.h"
 #include "attention/visible_keys.h"
 #include "core/parallel.h"
 #include "minference/error.h"
@@ -118,6 +119,8 @@ std::vector<double> mass_recall(const AttentionInput& input, const AttentionPara
   if (rows < 1) {
     throw InvalidArgument("guard rows is " + std::to_string(rows) + "; legal: 1 or more");
   }
+  validate_input(input, params);
+  validate(index, input.q.batch(), input.q.heads(), input.q.tokens(), key_capacity(input));
   const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
   std::vector<double> recall(index.heads.size(), 1.0);
   std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));

@@ -120,10 +120,10 @@ std::vector<OffsetRun> merge_runs(std::vector<OffsetRun> runs, std::int64_t max_
   for (const OffsetRun& run : runs) {
     // Where the difference would wrap the gap is larger than any max_gap, or there is none.
     std::int64_t gap = 0;
-    const bool joins = !merged.empty() &&
-                       (run.begin <= merged.back().end ||
-                        (!__builtin_sub_overflow(run.begin, merged.back().end, &gap) &&
-                         gap <= max_gap));
+    const bool joins =
+        !merged.empty() &&
+        (run.begin <= merged.back().end ||
+         (!__builtin_sub_overflow(run.begin, merged.back().end, &gap) && gap <= max_gap));
     if (joins) {
       merged.back().end = std::max(merged.back().end, run.end);
     } else {
@@ -152,8 +152,8 @@ void validate(const SparseIndex& index, std::int64_t batch, std::int64_t q_heads
       const HeadIndex& head = index.head(b, h);
       const std::string where = head_name(b, h);
       if (head.dense_last_rows < 0) {
-        throw InvalidArgument(where + "dense_last_rows is " +
-                              std::to_string(head.dense_last_rows) + "; legal: 0 or more");
+        throw InvalidArgument(where + "dense_last_rows is " + std::to_string(head.dense_last_rows) +
+                              "; legal: 0 or more");
       }
       switch (head.kind) {
         case HeadIndex::Kind::kDense:

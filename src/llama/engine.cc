@@ -31,6 +31,7 @@ nlohmann::json plugin_json(const EngineOptions& options) {
   nlohmann::json json = {{"attn", attention.attn},
                          {"precision", attention.precision},
                          {"guard", attention.guard},
+                         {"linear", attention.linear},
                          {"log", options.layer_table ? "1" : "0"}};
   if (!attention.options.empty()) json["options"] = attention.options;
   if (!attention.pattern.empty()) json["pattern"] = attention.pattern;
@@ -357,6 +358,7 @@ std::optional<PluginTotals> Engine::plugin_totals() const {
   if (!json.at("mass_recall").is_null()) totals.mass_recall = json.at("mass_recall").get<double>();
   totals.index_seconds = json.at("index_seconds").get<double>();
   totals.attention_seconds = json.at("total_seconds").get<double>();
+  totals.linear_seconds = json.at("linear_seconds").get<double>();
   totals.fallbacks = json.at("fallbacks").get<std::map<std::string, std::int64_t>>();
   totals.declined = json.at("declined").get<std::vector<std::string>>();
   return totals;

@@ -32,6 +32,7 @@ struct AttentionOptions {
   std::string pattern;  // path, or empty
   std::string precision = "auto";
   std::string guard = "off";
+  std::string linear = "1";
 };
 
 struct EngineOptions {
@@ -74,6 +75,7 @@ struct PluginTotals {
   std::optional<double> mass_recall;
   double index_seconds = 0;
   double attention_seconds = 0;  // everything: mask, index, kernels
+  double linear_seconds = 0;     // matrix products
   std::map<std::string, std::int64_t> fallbacks;
   std::vector<std::string> declined;  // kinds of prompt attention that were left to llama.cpp
 };

@@ -5,7 +5,7 @@
 // without copies. ggml's structures here come from a private header, hence the version check.
 #include "llama/plugin.h"
 
-#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +18,7 @@
 #include "llama/plugin_api.h"
 #include "llama/plugin_attention.h"
 #include "llama/plugin_config.h"
+#include "llama/plugin_linear.h"
 #include "llama/plugin_routing.h"
 #include "llama/plugin_stats.h"
 
@@ -30,6 +31,10 @@ struct Plugin {
   StatsBoard board;
   ggml_backend_reg registry{};
   ggml_backend_device device{};
+  // A second device that computes nothing: llama.cpp asks each ACCEL device for a buffer type of its
+  // own for the weights, before it considers its repacked layouts, which linear() cannot read.
+  ggml_backend_device weights_device{};
+  ggml_backend_buffer_type weights_type{};
 
   std::shared_ptr<const PluginConfig> config() const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -79,14 +84,23 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
     const int count = plugin().api.graph_node_count(graph);
     for (int i = 0; i < count; ++i) {
       ggml_tensor* node = plugin().api.graph_node(graph, i);
-      // Views need no work, and are all that route_operation() did not take.
-      if (node->op != GGML_OP_FLASH_ATTN_EXT || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) {
+      // Views need no work, and are all else that the scheduler puts beside what was taken.
+      const bool attention = node->op == GGML_OP_FLASH_ATTN_EXT;
+      if ((!attention && node->op != GGML_OP_MUL_MAT) ||
+          (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) {
         continue;
       }
       if (context.should_abort != nullptr && context.should_abort(context.abort_data)) {
         return GGML_STATUS_ABORTED;
       }
-      compute_flash_attention(node, *config, context.threads, plugin().board);
+      if (attention) {
+        compute_flash_attention(node, *config, context.threads, plugin().board);
+      } else {
+        const auto start = std::chrono::steady_clock::now();
+        compute_linear(node, config->isa, context.threads);
+        plugin().board.add_linear(
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+      }
     }
     return GGML_STATUS_SUCCESS;
   } catch (const std::bad_alloc&) {
@@ -107,7 +121,9 @@ void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, vo
 
 // ---- device
 
-const char* device_name(ggml_backend_dev_t) { return kRegistryName; }
+const char* device_name(ggml_backend_dev_t device) {
+  return device == &plugin().weights_device ? "minference-weights" : kRegistryName;
+}
 const char* device_description(ggml_backend_dev_t) { return "dynamic sparse attention"; }
 
 void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
@@ -127,7 +143,9 @@ void device_props(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
   props->caps = {};
 }
 
-ggml_backend_t device_init_backend(ggml_backend_dev_t device, const char*) noexcept {
+// Of either device the backend is one of the computing device: it has the CPU's buffer type, so that
+// results share the CPU backend's memory.
+ggml_backend_t device_init_backend(ggml_backend_dev_t, const char*) noexcept {
   static ggml_guid guid = {0x6d, 0x69, 0x6e, 0x66, 0x65, 0x72, 0x65, 0x6e,
                            0x63, 0x65, 0x2d, 0x66, 0x61, 0x2d, 0x30, 0x31};
   try {
@@ -138,7 +156,7 @@ ggml_backend_t device_init_backend(ggml_backend_dev_t device, const char*) noexc
     backend->iface.get_name = backend_name;
     backend->iface.free = backend_free;
     backend->iface.graph_compute = compute;
-    backend->device = device;
+    backend->device = &plugin().device;
     backend->context = context.release();
     return backend.release();
   } catch (const std::bad_alloc&) {
@@ -146,12 +164,36 @@ ggml_backend_t device_init_backend(ggml_backend_dev_t device, const char*) noexc
   }
 }
 
-ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t) {
-  return plugin().api.cpu_buffer_type();
+ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t device) {
+  return device == &plugin().weights_device ? &plugin().weights_type
+                                            : plugin().api.cpu_buffer_type();
 }
 
-bool device_supports_op(ggml_backend_dev_t, const ggml_tensor* op) noexcept {
+// ---- weights: plain host memory under a name of our own, which the CPU backend reads as well
+
+const char* weights_type_name(ggml_backend_buffer_type_t) { return kRegistryName; }
+
+ggml_backend_buffer_t weights_alloc(ggml_backend_buffer_type_t type, std::size_t size) {
+  const ggml_backend_buffer_type_t cpu = plugin().api.cpu_buffer_type();
+  ggml_backend_buffer_t buffer = cpu->iface.alloc_buffer(cpu, size);
+  if (buffer != nullptr) buffer->buft = type;
+  return buffer;
+}
+
+std::size_t weights_alignment(ggml_backend_buffer_type_t) {
+  const ggml_backend_buffer_type_t cpu = plugin().api.cpu_buffer_type();
+  return cpu->iface.get_alignment(cpu);
+}
+
+bool weights_is_host(ggml_backend_buffer_type_t) { return true; }
+
+bool device_supports_op(ggml_backend_dev_t device, const ggml_tensor* op) noexcept {
   const std::shared_ptr<const PluginConfig> config = plugin().config();
+  if (op->op == GGML_OP_MUL_MAT) {
+    return config->linear && !config->stock() &&
+           takes_linear(op, config->isa, &plugin().weights_type);
+  }
+  if (device == &plugin().weights_device) return false;
   const RouteDecision decision = route_operation(op, *config);
   if (decision.route != Route::kDeclined) return decision.route == Route::kTaken;
   try {
@@ -196,8 +238,10 @@ void reset_stats() noexcept { plugin().board.reset(); }
 // ---- registry
 
 const char* registry_name(ggml_backend_reg_t) { return kRegistryName; }
-std::size_t registry_device_count(ggml_backend_reg_t) { return 1; }
-ggml_backend_dev_t registry_device(ggml_backend_reg_t, std::size_t) { return &plugin().device; }
+std::size_t registry_device_count(ggml_backend_reg_t) { return 2; }
+ggml_backend_dev_t registry_device(ggml_backend_reg_t, std::size_t index) {
+  return index == 0 ? &plugin().device : &plugin().weights_device;
+}
 
 void* registry_function(ggml_backend_reg_t, const char* name) {
   const auto is = [name](const char* wanted) { return std::strcmp(name, wanted) == 0; };
@@ -225,6 +269,12 @@ void fill_interfaces(Plugin& target) {
   target.device.iface.supports_op = device_supports_op;
   target.device.iface.supports_buft = device_supports_buffer_type;
   target.device.reg = &target.registry;
+  target.weights_device = target.device;
+  target.weights_type.iface.get_name = weights_type_name;
+  target.weights_type.iface.alloc_buffer = weights_alloc;
+  target.weights_type.iface.get_alignment = weights_alignment;
+  target.weights_type.iface.is_host = weights_is_host;
+  target.weights_type.device = &target.weights_device;
   target.registry.api_version = GGML_BACKEND_API_VERSION;
   target.registry.iface.get_name = registry_name;
   target.registry.iface.get_device_count = registry_device_count;

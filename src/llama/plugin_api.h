@@ -22,6 +22,7 @@ using ConfigureFn = const char* (*)(const char* json);
 // Totals since the last reset: {"method", "isa" (null: no calls), "calls", "kept_pairs", "causal_pairs",
 // "index_seconds", "kernel_seconds", "total_seconds", "mass_recall" (number or null),
 // "fallbacks": {reason: times}, "layers": [{"layer", the same figures}],
+// "linear_calls", "linear_seconds" (matrix products),
 // "declined": [kinds of prompt attention that were left to llama.cpp]}.
 inline constexpr char kStatsName[] = "minference_stats";
 using StatsFn = const char* (*)();

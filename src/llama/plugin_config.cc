@@ -19,6 +19,7 @@ enum VariableId : std::uint8_t {
   kMinRows,
   kMinKv,
   kPrecision,
+  kLinear,
   kGuard,
   kGuardRows,
   kLog,
@@ -33,6 +34,7 @@ constexpr std::array<Variable, kVariableCount> kVariables{{
     {"MINFERENCE_MIN_ROWS", "min_rows", "an integer from 64 to 1048576", "64"},
     {"MINFERENCE_MIN_KV", "min_kv", "an integer from 1 to 1073741824", "512"},
     {"MINFERENCE_PRECISION", "precision", "auto, f32 or bf16", "auto"},
+    {"MINFERENCE_LINEAR", "linear", "0 (llama.cpp's) or 1 (ours where they win)", "1"},
     {"MINFERENCE_GUARD", "guard", "off or report", "off"},
     {"MINFERENCE_GUARD_ROWS", "guard_rows", "an integer from 1 to 4096", "16"},
     {"MINFERENCE_LOG", "log", "0 (errors only) or 1 (load line and a table at exit)",
@@ -49,6 +51,10 @@ struct Given {
     return it == texts.end() ? nullptr : &it->second;
   }
   std::string name(VariableId id) const { return kVariables[id].*naming; }
+  // Before a message that names value and range already. Whoever passes JSON knows its keys.
+  std::string prefix(VariableId id) const {
+    return naming == &Variable::name ? name(id) + ": " : "";
+  }
   [[noreturn]] void refuse(VariableId id, const std::string& reason) const {
     throw InvalidArgument(name(id) + "=" + texts.at(id) + ": " + reason);
   }
@@ -66,15 +72,15 @@ void read_integer(const Given& given, VariableId id, std::int64_t min, std::int6
   if (error != std::errc() || stop != end || value < min || value > max) given.refuse(id);
 }
 
-// Calls `body`, and names the variable in what it throws.
+// Calls `body`, and names the variable of the environment in what it throws.
 template <class Body>
 auto named(const Given& given, VariableId id, Body&& body) {
   try {
     return body();
   } catch (const IoError& e) {
-    throw IoError(given.name(id) + ": " + e.what());
+    throw IoError(given.prefix(id) + e.what());
   } catch (const InvalidArgument& e) {
-    throw InvalidArgument(given.name(id) + ": " + e.what());
+    throw InvalidArgument(given.prefix(id) + e.what());
   }
 }
 
@@ -90,9 +96,9 @@ MethodOptions parse_options(const std::string& text) {
 
 // A forced level that is unknown, or that this processor lacks, is refused here and not at the
 // first prompt.
-void check_forced_isa(const PluginConfig& config) {
+IsaLevel choose_level(const PluginConfig& config) {
   try {
-    choose_isa(config.precision != Precision::kF32);
+    return choose_isa(config.precision != Precision::kF32);
   } catch (const InvalidArgument& e) {
     throw InvalidArgument(std::string("MINFERENCE_FORCE_ISA: ") + e.what());
   }
@@ -133,6 +139,10 @@ PluginConfig build(const Given& given) {
       given.refuse(kPrecision);
     }
   }
+  if (const std::string* text = given.find(kLinear)) {
+    if (*text != "0" && *text != "1") given.refuse(kLinear);
+    config.linear = *text == "1";
+  }
   if (const std::string* text = given.find(kGuard)) {
     if (*text != "off" && *text != "report") given.refuse(kGuard);
     config.guard = *text == "report";
@@ -142,7 +152,7 @@ PluginConfig build(const Given& given) {
     if (*text != "0" && *text != "1") given.refuse(kLog);
     config.log = *text == "0" ? LogLevel::kQuiet : LogLevel::kSummary;
   }
-  check_forced_isa(config);
+  config.isa = choose_level(config);
   return config;
 }
 
@@ -189,10 +199,11 @@ std::string describe(const PluginConfig& config) {
   std::string line = "attention " + config.attn;
   if (config.patterns) line += " with patterns of " + config.pattern_path;
   line += " (kernels: ";
-  line += isa_name(choose_isa(config.precision != Precision::kF32));
+  line += isa_name(config.isa);
   line += ") for prompt batches of at least " + std::to_string(config.min_rows) +
           " tokens over at least " + std::to_string(config.min_kv) +
-          " keys; everything else stays with llama.cpp";
+          " keys" + (config.linear ? ", and its matrix products" : "") +
+          "; everything else stays with llama.cpp";
   return line;
 }
 

@@ -28,6 +28,8 @@ struct PluginConfig {
   std::int64_t min_rows = 64;
   std::int64_t min_kv = 512;
   Precision precision = Precision::kAuto;
+  IsaLevel isa = IsaLevel::kGeneric;  // of matrix products; attention chooses by its types
+  bool linear = true;
   bool guard = false;
   std::int64_t guard_rows = 16;
   LogLevel log = LogLevel::kLoadLine;

@@ -57,6 +57,12 @@ void StatsBoard::add(std::int64_t layer, const LayerTotals& totals) {
   layers_[layer].add(totals);
 }
 
+void StatsBoard::add_linear(double seconds) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++linear_calls_;
+  linear_seconds_ += seconds;
+}
+
 bool StatsBoard::add_declined(const std::string& reason) {
   const std::lock_guard<std::mutex> lock(mutex_);
   return declined_.insert(reason).second;
@@ -65,6 +71,8 @@ bool StatsBoard::add_declined(const std::string& reason) {
 void StatsBoard::reset() {
   const std::lock_guard<std::mutex> lock(mutex_);
   layers_.clear();
+  linear_calls_ = 0;
+  linear_seconds_ = 0;
   declined_.clear();
 }
 
@@ -83,6 +91,8 @@ std::string StatsBoard::json() const {
     entry["layer"] = layer;
     root["layers"].push_back(std::move(entry));
   }
+  root["linear_calls"] = linear_calls_;
+  root["linear_seconds"] = linear_seconds_;
   root["declined"] = declined_;
   return root.dump();
 }
@@ -99,6 +109,12 @@ std::string StatsBoard::table() const {
   }
   const LayerTotals sum = sum_locked();
   text += table_line("all", sum);
+  if (linear_calls_ > 0) {
+    char line[96];
+    std::snprintf(line, sizeof(line), "matrix products: %lld calls, %.3f s\n",
+                  static_cast<long long>(linear_calls_), linear_seconds_);
+    text += line;
+  }
   for (const auto& [reason, times] : sum.stats.fallbacks) {
     text += "fallback to exact attention, " + std::to_string(times) + " times: " + reason + "\n";
   }

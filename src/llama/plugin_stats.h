@@ -27,6 +27,8 @@ struct LayerTotals {
 class StatsBoard {
  public:
   void add(std::int64_t layer, const LayerTotals& totals);
+  // One matrix product.
+  void add_linear(double seconds);
   // Remembers that operations are left to llama.cpp; true when the reason is new.
   bool add_declined(const std::string& reason);
   void reset();
@@ -40,6 +42,8 @@ class StatsBoard {
 
   mutable std::mutex mutex_;
   std::map<std::int64_t, LayerTotals> layers_;
+  std::int64_t linear_calls_ = 0;
+  double linear_seconds_ = 0;
   std::set<std::string> declined_;
 };
 

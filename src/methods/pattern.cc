@@ -40,8 +40,8 @@ std::string shown(const json& value) {
 
 // The number that `key` is the plain decimal form of; -1 for anything else ("01", "+1", "1.0").
 std::int64_t head_number(const std::string& key) {
-  const bool digits = !key.empty() && key.size() <= 7 &&
-                      key.find_first_not_of("0123456789") == std::string::npos;
+  const bool digits =
+      !key.empty() && key.size() <= 7 && key.find_first_not_of("0123456789") == std::string::npos;
   if (!digits || (key.size() > 1 && key[0] == '0')) return -1;
   return std::stoll(key);
 }
@@ -86,8 +86,8 @@ std::int64_t parse_size(const json& value, const char* what, const std::string& 
                      value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMaxSize));
   const std::int64_t size = fits ? value.get<std::int64_t>() : -1;
   if (size < 0 || size > kMaxSize) {
-    throw InvalidArgument(where + what + " is " + shown(value) + "; legal: a whole number from 0 to " +
-                          std::to_string(kMaxSize));
+    throw InvalidArgument(where + what + " is " + shown(value) +
+                          "; legal: a whole number from 0 to " + std::to_string(kMaxSize));
   }
   return size;
 }
@@ -159,7 +159,9 @@ PatternFile PatternFile::parse(const std::string& text, const std::string& name_
         throw InvalidArgument(in_layer + " has head " + shown(key) +
                               "; legal: a number from 0 to " + std::to_string(kMaxHead));
       }
-      file.heads_[layer][head] = parse_head(value, in_layer + ", head " + key + ": ");
+      std::string where = in_layer;
+      where.append(", head ").append(key).append(": ");
+      file.heads_[layer][head] = parse_head(value, where);
       file.max_head_ = std::max(file.max_head_, head);
     }
   }
@@ -178,8 +180,7 @@ void PatternFile::check_model(std::int64_t layers, std::int64_t q_heads,
   if (layers == this->layers() && (q_heads == heads() || heads() == 0)) return;
   throw InvalidArgument("pattern file " + name_ + " is for " + std::to_string(this->layers()) +
                         " layers of " + std::to_string(heads()) + " heads; model " + model +
-                        " has " + std::to_string(layers) + " layers of " +
-                        std::to_string(q_heads));
+                        " has " + std::to_string(layers) + " layers of " + std::to_string(q_heads));
 }
 
 }  // namespace minference

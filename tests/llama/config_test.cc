@@ -45,6 +45,7 @@ TEST_F(Config, Defaults) {
   EXPECT_EQ(config.min_kv, 512);
   EXPECT_EQ(config.precision, Precision::kAuto);
   EXPECT_FALSE(config.guard);
+  EXPECT_TRUE(config.linear);
   EXPECT_EQ(config.log, LogLevel::kLoadLine);
 }
 
@@ -55,6 +56,7 @@ TEST_F(Config, EveryVariableArrives) {
   EXPECT_EQ(with("MINFERENCE_MIN_KV", "1").min_kv, 1);
   EXPECT_EQ(with("MINFERENCE_PRECISION", "f32").precision, Precision::kF32);
   EXPECT_EQ(with("MINFERENCE_PRECISION", "bf16").precision, Precision::kBF16);
+  EXPECT_FALSE(with("MINFERENCE_LINEAR", "0").linear);
   EXPECT_TRUE(with("MINFERENCE_GUARD", "report").guard);
   EXPECT_EQ(with("MINFERENCE_GUARD_ROWS", "4").guard_rows, 4);
   EXPECT_EQ(with("MINFERENCE_LOG", "0").log, LogLevel::kQuiet);
@@ -70,6 +72,7 @@ TEST_F(Config, EveryVariableArrives) {
 TEST_F(Config, IllegalValuesAreRefusedByName) {
   const std::pair<const char*, const char*> cases[] = {
       {"MINFERENCE_ATTN", "foo"},
+      {"MINFERENCE_LINEAR", "yes"},
       {"MINFERENCE_ATTN_OPTS", "nonsense"},
       {"MINFERENCE_ATTN_OPTS", "no_such_option=1"},
       {"MINFERENCE_ATTN_OPTS", "=,"},

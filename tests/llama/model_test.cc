@@ -25,10 +25,13 @@ constexpr double kBf16Bound = 0.25;
 // Every batch of at least 64 rows is taken, however few the keys. The sparse budgets are raised to
 // what the method always keeps.
 const nlohmann::json kStock = {{"attn", "stock"}};
-const nlohmann::json kDense = {{"attn", "dense"}, {"min_kv", 1}};
+// Matrix products stay ggml's but in the tests of our own.
+const nlohmann::json kDense = {{"attn", "dense"}, {"min_kv", 1}, {"linear", "0"}};
+const nlohmann::json kLinear = {{"attn", "dense"}, {"min_kv", 1}, {"linear", "1"}};
 const nlohmann::json kDenseF32 = {{"attn", "dense"}, {"min_kv", 1}, {"precision", "f32"}};
 const nlohmann::json kSparse = {{"attn", "vertical_slash"},
                                 {"min_kv", 1},
+                                {"linear", "0"},
                                 {"options", {{"vertical_size", 0}, {"slash_size", 0}}}};
 
 void configure(const nlohmann::json& config) { ASSERT_EQ(Host::get().configure(config), ""); }

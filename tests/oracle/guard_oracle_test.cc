@@ -52,7 +52,8 @@ void expect_exact(const Case& c, std::int64_t rows) {
           counted += 1;
         }
         const double expected = counted == 0 ? 1.0 : sum / static_cast<double>(counted);
-        EXPECT_NEAR(recall[b * c.q_heads + h], expected, 1e-5) << "sequence " << b << ", head " << h;
+        EXPECT_NEAR(recall[b * c.q_heads + h], expected, 1e-5)
+            << "sequence " << b << ", head " << h;
       } else if (rows == 1) {  // the last row is always among the sampled ones
         const double mass = kept_mass(problem, b, h, q_len - 1);
         EXPECT_NEAR(recall[b * c.q_heads + h], mass < 0 ? 1.0 : mass, 1e-5)
@@ -63,9 +64,9 @@ void expect_exact(const Case& c, std::int64_t rows) {
 }
 
 TEST(MassRecall, AllRows) {
-  for (const Pattern pattern : {Pattern::kDenseHeads, Pattern::kAShape, Pattern::kUnionRuns,
-                                Pattern::kExactRuns, Pattern::kStridedRuns, Pattern::kBlocks,
-                                Pattern::kMixed}) {
+  for (const Pattern pattern :
+       {Pattern::kDenseHeads, Pattern::kAShape, Pattern::kUnionRuns, Pattern::kExactRuns,
+        Pattern::kStridedRuns, Pattern::kBlocks, Pattern::kMixed}) {
     Case c;
     c.q_len = 60;
     c.extra = 200;
@@ -109,15 +110,13 @@ TEST(MassRecall, DenseIsOneAndNothingIsZero) {
   Case c;
   c.pattern = Pattern::kDenseHeads;
   Problem problem = make_problem(c);
-  for (const double recall :
-       mass_recall(problem.input(), problem.params, *problem.index(), 8)) {
+  for (const double recall : mass_recall(problem.input(), problem.params, *problem.index(), 8)) {
     EXPECT_EQ(recall, 1.0);
   }
   c.pattern = Pattern::kExactRuns;
   c.budget = Budget::kNothing;
   problem = make_problem(c);
-  for (const double recall :
-       mass_recall(problem.input(), problem.params, *problem.index(), 8)) {
+  for (const double recall : mass_recall(problem.input(), problem.params, *problem.index(), 8)) {
     EXPECT_EQ(recall, 0.0);
   }
 }

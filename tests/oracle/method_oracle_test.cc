@@ -125,10 +125,9 @@ TEST(VerticalSlash, TakesTheHeaviestColumnsAndOffsets) {
       SCOPED_TRACE(describe(c) + ", budgets " + std::to_string(vertical) + " " +
                    std::to_string(slash));
       const Problem problem = make_problem(c);
-      const SparseIndex index = build(
-          "vertical_slash", problem,
-          {{"vertical_size", static_cast<double>(vertical)},
-           {"slash_size", static_cast<double>(slash)}});
+      const SparseIndex index = build("vertical_slash", problem,
+                                      {{"vertical_size", static_cast<double>(vertical)},
+                                       {"slash_size", static_cast<double>(slash)}});
       for (std::int64_t h = 0; h < c.q_heads; ++h) {
         if (vertical == 0) {  // the forced sets and nothing else
           EXPECT_EQ(index.head(0, h).columns.size(), 30U);
@@ -207,18 +206,16 @@ TEST(AShape, KeepsSinksAndTheLocalWindow) {
     const Problem problem = make_problem(c);
     const AttentionInput input = problem.input();
     const SparseIndex index =
-        build("a_shape", problem, {{"n_init", static_cast<double>(n_init)},
-                                   {"n_local", static_cast<double>(n_local)}});
+        build("a_shape", problem,
+              {{"n_init", static_cast<double>(n_init)}, {"n_local", static_cast<double>(n_local)}});
     for (std::int64_t b = 0; b < c.batch; ++b) {
       const std::int64_t q_len = query_length(input, b);
       const std::int64_t kv_len = key_length(input, b);
-      const std::vector<std::uint8_t> mask =
-          explicit_mask(input, problem.params, b, 1, &index);
+      const std::vector<std::uint8_t> mask = explicit_mask(input, problem.params, b, 1, &index);
       for (std::int64_t row = 0; row < q_len; ++row) {
         const std::int64_t position = kv_len - q_len + row;
         for (std::int64_t key = 0; key < kv_len; ++key) {
-          const bool expected =
-              key <= position && (key < n_init || position - key < n_local);
+          const bool expected = key <= position && (key < n_init || position - key < n_local);
           ASSERT_EQ(mask[row * kv_len + key] != 0, expected)
               << n_init << " + " << n_local << ": row " << row << ", key " << key;
         }
@@ -234,13 +231,12 @@ TEST(MInference, FollowsThePatternOfEachHead) {
     {},
     {"0": ["vertical_and_slash", 50, 130, 1], "1": ["stream_llm", 40, 90, 1],
      "2": ["vertical_and_slash", 10, 20, 1]}
-  ])", "toy.json");
+  ])",
+                                                  "toy.json");
   MethodContext context;
   context.patterns = &patterns;
   context.layer = 1;
-  const auto mass = [&](std::int64_t h) {
-    return estimate(problem.input(), problem.params, 0, h);
-  };
+  const auto mass = [&](std::int64_t h) { return estimate(problem.input(), problem.params, 0, h); };
   {
     const SparseIndex index = build("minference", problem, {}, context);
     expect_rule(index.head(0, 0), mass(0), 50, 130);

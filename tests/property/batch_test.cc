@@ -99,8 +99,7 @@ void expect_pages_ignored(Pattern pattern, std::int64_t page_size) {
   TensorData v({c.batch, tokens, c.kv_heads, c.v_dim}, DType::kF32, Layout::kPacked);
   for (std::int64_t b = 0; b < c.batch; ++b) {
     for (std::int64_t t = 0; t < problem.kv_lens[b]; ++t) {
-      const std::int64_t page =
-          problem.block_table[b * problem.pages_per_sequence + t / page_size];
+      const std::int64_t page = problem.block_table[b * problem.pages_per_sequence + t / page_size];
       for (std::int64_t h = 0; h < c.kv_heads; ++h) {
         for (std::int64_t d = 0; d < c.dim; ++d) {
           k.set(b, t, h, d, problem.k.get(page, t % page_size, h, d));
@@ -165,7 +164,7 @@ TEST(Neighbours, ThreadsDoNotChangeTheResult) {
 }
 
 TEST(GroupedQueries, ReadTheirOwnKvHead) {
-  constexpr std::int64_t kHeads[][2] = {{1, 1},  {2, 1},  {3, 1},  {4, 1}, {5, 1},
+  constexpr std::int64_t kHeads[][2] = {{1, 1},  {2, 1},  {3, 1},  {4, 1},  {5, 1},
                                         {6, 1},  {7, 1},  {8, 1},  {16, 1}, {64, 1},
                                         {28, 4}, {40, 8}, {14, 2}, {9, 3}};
   for (const auto& [q_heads, kv_heads] : kHeads) {

@@ -71,8 +71,8 @@ TEST(Budgets, MoreNeverKeepsLess) {
   std::vector<double> previous(c.q_heads, 0.0);
   std::int64_t previous_pairs = 0;
   for (const double budget : {0, 50, 100, 150, 200, 300, 500, 800, 1100, 1200, 5000}) {
-    const SparseIndex index = build("vertical_slash", problem,
-                                    {{"vertical_size", budget}, {"slash_size", budget}});
+    const SparseIndex index =
+        build("vertical_slash", problem, {{"vertical_size", budget}, {"slash_size", budget}});
     const std::vector<double> recall = mass_recall(problem.input(), problem.params, index, 32);
     const Result result = make_result(problem.input(), DType::kF32, Layout::kPacked);
     const Stats stats = attention(problem.input(), problem.params, result.output(), &index);
@@ -94,8 +94,8 @@ TEST(Budgets, ForcedKeysSurviveTheSmallestBudget) {
   c.dim = c.v_dim = 16;
   const Problem problem = make_problem(c);
   for (const double budget : {0, 1, 29, 30, 99}) {
-    const SparseIndex index = build("vertical_slash", problem,
-                                    {{"vertical_size", budget}, {"slash_size", budget}});
+    const SparseIndex index =
+        build("vertical_slash", problem, {{"vertical_size", budget}, {"slash_size", budget}});
     for (const HeadIndex& head : index.heads) {
       ASSERT_EQ(head.kind, HeadIndex::Kind::kDiagonal);
       for (std::int64_t key = 0; key < 30; ++key) EXPECT_TRUE(has_column(head, key)) << key;

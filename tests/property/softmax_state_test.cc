@@ -40,8 +40,7 @@ TEST(PartialResults, MergeByTheirLse) {
       attention_cpu(input, problem.params, whole.output(), nullptr, level);
       Result parts[2];
       for (int side = 0; side < 2; ++side) {
-        const std::vector<std::uint64_t> words =
-            stripes(c.q_len, c.q_len + c.extra, width, side);
+        const std::vector<std::uint64_t> words = stripes(c.q_len, c.q_len + c.extra, width, side);
         AttentionInput masked = input;
         masked.mask = {words.data(), (c.q_len + c.extra + 63) / 64, 0};
         parts[side] = make_result(input, DType::kF32, Layout::kPacked);
@@ -107,8 +106,8 @@ TEST(EmptyRows, ComeOutAsZeroAndMinusInfinity) {
       c.budget = Budget::kNothing;
       const Problem problem = make_problem(c);
       const Result result = make_result(problem.input(), DType::kF32, Layout::kPacked);
-      const Stats stats = attention_cpu(problem.input(), problem.params, result.output(),
-                                        problem.index(), level);
+      const Stats stats =
+          attention_cpu(problem.input(), problem.params, result.output(), problem.index(), level);
       expect_empty(result, c.q_len, -kInfinity);
       EXPECT_EQ(stats.kept_pairs, 0);
     }

@@ -12,9 +12,7 @@
 namespace minference::test {
 namespace {
 
-float rounded(float value, bool bf16) {
-  return bf16 ? bf16_to_f32(f32_to_bf16(value)) : value;
-}
+float rounded(float value, bool bf16) { return bf16 ? bf16_to_f32(f32_to_bf16(value)) : value; }
 
 // Row t of head h of sequence b, through the block table where there is one.
 const void* kv_row(const AttentionInput& input, const TensorView& tensor, std::int64_t b,
@@ -85,9 +83,8 @@ float attend(const std::vector<float>& q, const Head& head, const std::uint8_t* 
 
 void naive_attention(const AttentionInput& input, const AttentionParams& params,
                      const AttentionOutput& output, const SparseIndex* index, bool bf16) {
-  const float scale = params.scale != 0
-                          ? params.scale
-                          : 1 / std::sqrt(static_cast<float>(input.q.dim()));
+  const float scale =
+      params.scale != 0 ? params.scale : 1 / std::sqrt(static_cast<float>(input.q.dim()));
   std::vector<float> q(input.q.dim());
   std::vector<float> out(input.v.dim());
   for (std::int64_t b = 0; b < input.q.batch(); ++b) {
@@ -99,11 +96,11 @@ void naive_attention(const AttentionInput& input, const AttentionParams& params,
       for (std::int64_t row = 0; row < query_length(input, b); ++row) {
         const void* q_row = input.q.row(b, row, h);
         for (std::size_t d = 0; d < q.size(); ++d) {
-          q[d] = rounded(
-              load_element(q_row, input.q.dtype, static_cast<std::int64_t>(d)) * scale, bf16);
+          q[d] = rounded(load_element(q_row, input.q.dtype, static_cast<std::int64_t>(d)) * scale,
+                         bf16);
         }
-        const float lse = attend(q, head, mask.data() + row * key_length(input, b),
-                                 params.soft_cap, sink, bf16, out);
+        const float lse = attend(q, head, mask.data() + row * key_length(input, b), params.soft_cap,
+                                 sink, bf16, out);
         void* out_row = output.out.row(b, row, h);
         for (std::size_t d = 0; d < out.size(); ++d) {
           store_element(out_row, output.out.dtype, static_cast<std::int64_t>(d), out[d]);

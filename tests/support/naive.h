@@ -1,4 +1,4 @@
-// Attention as a beginner would write it in f32 or bf16: the yardstick of acceptable rounding error.
+// Attention as a beginner would write it in f32 or bf16: the yardstick of rounding error.
 #pragma once
 
 #include "minference/attention.h"

@@ -90,8 +90,9 @@ class Filler {
         return 0;
       case Values::kDenormals: {
         // A few units of the smallest subnormal of the type, of either sign.
-        const float smallest = dtype_ == DType::kF16 ? 0x1p-24F : dtype_ == DType::kBF16 ? 0x1p-133F
-                                                                                          : 0x1p-149F;
+        const float smallest = dtype_ == DType::kF16    ? 0x1p-24F
+                               : dtype_ == DType::kBF16 ? 0x1p-133F
+                                                        : 0x1p-149F;
         return smallest * static_cast<float>(pick(random_, -5, 5));
       }
       case Values::kExact:
@@ -266,8 +267,7 @@ HeadIndex make_head(Pattern pattern, Budget budget, std::int64_t q_tokens, std::
       head.kind = HeadIndex::Kind::kDiagonal;
       head.exact_runs = pattern != Pattern::kUnionRuns;
       head.columns = random_columns(budget, kv_tokens, random);
-      head.runs =
-          random_runs(budget, kv_tokens, pattern == Pattern::kStridedRuns ? 3 : 1, random);
+      head.runs = random_runs(budget, kv_tokens, pattern == Pattern::kStridedRuns ? 3 : 1, random);
       break;
     case Pattern::kBlocks:
       make_blocks(budget, q_tokens, kv_tokens, head, random);
@@ -280,9 +280,8 @@ void make_index(const Case& c, Problem& problem, Random& random) {
   if (c.pattern == Pattern::kNone) return;
   constexpr Pattern kTurn[] = {Pattern::kUnionRuns,   Pattern::kBlocks, Pattern::kDenseHeads,
                                Pattern::kStridedRuns, Pattern::kAShape, Pattern::kExactRuns};
-  const std::int64_t kv_tokens = c.page_size == 0
-                                     ? problem.k.view().tokens()
-                                     : problem.pages_per_sequence * c.page_size;
+  const std::int64_t kv_tokens =
+      c.page_size == 0 ? problem.k.view().tokens() : problem.pages_per_sequence * c.page_size;
   SparseIndex index;
   index.batch = c.batch;
   index.q_heads = c.q_heads;
@@ -350,10 +349,10 @@ std::int64_t cost(const Case& c) {
 std::string describe(const Case& c) {
   static constexpr const char* kLayouts[] = {"packed", "padded rows", "head-major"};
   static constexpr const char* kLengths[] = {"full", "ragged", "some empty"};
-  static constexpr const char* kValues[] = {"order 1", "order 30", "all equal", "dominant key",
+  static constexpr const char* kValues[] = {"order 1", "order 30",  "all equal", "dominant key",
                                             "zeros",   "denormals", "exact"};
   static constexpr const char* kMasks[] = {"none", "causal", "left pad", "random"};
-  static constexpr const char* kPatterns[] = {"none",  "dense heads",  "A-shape", "union runs",
+  static constexpr const char* kPatterns[] = {"none",       "dense heads",  "A-shape", "union runs",
                                               "exact runs", "strided runs", "blocks",  "mixed"};
   static constexpr const char* kBudgets[] = {"nothing", "one", "some", "all", "more than all"};
   std::ostringstream text;

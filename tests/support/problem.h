@@ -26,16 +26,16 @@ enum class Values {
 };
 
 enum class Lengths {
-  kFull,    // every sequence has q_len rows
-  kRagged,  // lengths in ratio 5 : 2 : 1, the rest of each tensor poisoned
+  kFull,       // every sequence has q_len rows
+  kRagged,     // lengths in ratio 5 : 2 : 1, the rest of each tensor poisoned
   kSomeEmpty,  // as ragged, but the first sequence has no rows and the last no keys
 };
 
 enum class MaskKind {
   kNone,
-  kCausal,    // the causal rule spelled out
-  kLeftPad,   // causal, and the first keys of a sequence are padding: some rows see nothing
-  kRandom,    // any key with probability 1/2, later ones too; some rows empty
+  kCausal,   // the causal rule spelled out
+  kLeftPad,  // causal, and the first keys of a sequence are padding: some rows see nothing
+  kRandom,   // any key with probability 1/2, later ones too; some rows empty
 };
 
 enum class Pattern {

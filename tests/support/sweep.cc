@@ -15,7 +15,6 @@
 namespace minference::test {
 namespace {
 
-
 // Output and LSE of the rows that exist, in [batch][rows][heads][dim] order.
 struct Rows {
   std::vector<double> out;
@@ -56,7 +55,8 @@ Error error_of(const std::vector<double>& actual, const std::vector<double>& exp
     error.maximum = std::max(error.maximum, difference);
     squares += difference * difference;
   }
-  if (!actual.empty()) error.root_mean_square = std::sqrt(squares / static_cast<double>(actual.size()));
+  if (!actual.empty())
+    error.root_mean_square = std::sqrt(squares / static_cast<double>(actual.size()));
   return error;
 }
 
@@ -116,8 +116,8 @@ Slack slack_of(const Case& c, const Problem& problem, const Rows& expected, bool
   const double score = std::max({1.0, largest(expected.lse), static_cast<double>(c.soft_cap)});
   const double value = largest_value(problem.input());
   Slack slack;
-  // Exponential, sum, quotient, change of base and conversion are good to one or two roundings each;
-  // where all values are equal a dot product rounds in the same direction at every other step.
+  // Exponential, sum, quotient, change of base and conversion are good to one or two roundings
+  // each; where all values are equal a dot product rounds the same way at every other step.
   slack.out = 8 * kUnit * value * std::max(1.0, static_cast<double>(c.soft_cap));
   slack.lse = (8 + static_cast<double>(c.dim) / 2) * kUnit * score;
   if (bf16) {
@@ -150,8 +150,7 @@ void expect_matches_reference(const Case& c, const Runner& run,
   const Problem problem = make_problem(c);
   const AttentionInput input = problem.input();
   Result exact = make_result(input, DType::kF32, Layout::kPacked);
-  const Stats counted =
-      attention_reference(input, problem.params, exact.output(), problem.index());
+  const Stats counted = attention_reference(input, problem.params, exact.output(), problem.index());
   const Rows expected = take_rows(input, exact);
   std::optional<Rows> naive[2];
   for (const IsaLevel level : levels) {

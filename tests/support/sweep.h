@@ -15,12 +15,12 @@ using Runner = std::function<Stats(const AttentionInput&, const AttentionParams&
                                    const AttentionOutput&, const SparseIndex*, IsaLevel)>;
 
 // Each axis of the grid swept alone, from the defaults of Case.
-std::vector<Case> shape_cases();      // lengths, heads, head dims, batches
-std::vector<Case> long_cases();       // many keys, up to and around 2^16
-std::vector<Case> storage_cases();    // dtypes, layouts, pages
-std::vector<Case> value_cases();      // orders of magnitude, ties, denormals
-std::vector<Case> pattern_cases();    // both forms of index at every budget, short to long
-std::vector<Case> feature_cases();    // scale, soft cap, sinks, window, mask, alone and in pairs
+std::vector<Case> shape_cases();    // lengths, heads, head dims, batches
+std::vector<Case> long_cases();     // many keys, up to and around 2^16
+std::vector<Case> storage_cases();  // dtypes, layouts, pages
+std::vector<Case> value_cases();    // orders of magnitude, ties, denormals
+std::vector<Case> pattern_cases();  // both forms of index at every budget, short to long
+std::vector<Case> feature_cases();  // scale, soft cap, sinks, window, mask, alone and in pairs
 // Points drawn from the whole grid, kept to a cost that a unit test can afford.
 std::vector<Case> random_cases(std::int64_t count, std::uint64_t seed);
 

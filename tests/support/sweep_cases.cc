@@ -9,24 +9,25 @@ namespace {
 constexpr std::int64_t kQueryLengths[] = {1,   2,   15,  16,  17,   63,   64,   65,  127,
                                           128, 129, 640, 997, 1000, 1023, 1025, 4097};
 constexpr std::int64_t kExtras[] = {0, 1, 63, 64, 100, 1000, -1, -64, -100};
-constexpr std::int64_t kHeadPairs[][2] = {{1, 1},  {2, 1}, {3, 1}, {5, 1},  {6, 1},  {7, 1},
+constexpr std::int64_t kHeadPairs[][2] = {{1, 1}, {2, 1},  {3, 1},  {5, 1},  {6, 1}, {7, 1},
                                           {8, 1}, {16, 1}, {28, 4}, {40, 8}, {64, 1}};
 constexpr std::int64_t kHeadDims[] = {1, 8, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 255, 256};
 constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 constexpr Layout kLayouts[] = {Layout::kPacked, Layout::kPaddedRows, Layout::kHeadMajor};
 constexpr std::int64_t kPageSizes[] = {1, 16, 64, 48};
 constexpr Lengths kLengths[] = {Lengths::kFull, Lengths::kRagged, Lengths::kSomeEmpty};
-constexpr Values kValues[] = {Values::kOrder1, Values::kOrder30,   Values::kAllEqual, Values::kDominantKey,
-                              Values::kZeros,  Values::kDenormals, Values::kExact};
+constexpr Values kValues[] = {Values::kOrder1,      Values::kOrder30, Values::kAllEqual,
+                              Values::kDominantKey, Values::kZeros,   Values::kDenormals,
+                              Values::kExact};
 constexpr MaskKind kMasks[] = {MaskKind::kNone, MaskKind::kCausal, MaskKind::kLeftPad,
                                MaskKind::kRandom};
-constexpr Pattern kPatterns[] = {Pattern::kNone,       Pattern::kDenseHeads, Pattern::kAShape,
-                                 Pattern::kUnionRuns,  Pattern::kExactRuns,  Pattern::kStridedRuns,
-                                 Pattern::kBlocks,     Pattern::kMixed};
+constexpr Pattern kPatterns[] = {Pattern::kNone,      Pattern::kDenseHeads, Pattern::kAShape,
+                                 Pattern::kUnionRuns, Pattern::kExactRuns,  Pattern::kStridedRuns,
+                                 Pattern::kBlocks,    Pattern::kMixed};
 constexpr Budget kBudgets[] = {Budget::kNothing, Budget::kOne, Budget::kSome, Budget::kAll,
                                Budget::kMoreThanAll};
 
-// Adds the case as it is and with exact values, which find a wrong key where rounding would hide it.
+// Adds the case as it is and with exact values, which show a wrong key that rounding would hide.
 void add_both(std::vector<Case>& cases, Case c) {
   c.seed = cases.size() + 1;
   cases.push_back(c);
@@ -238,7 +239,10 @@ constexpr Feature kFeatures[] = {
     [](Case& c) { c.window = 100; },
     [](Case& c) { c.mask = MaskKind::kLeftPad; },
     [](Case& c) { c.mask = MaskKind::kRandom; },
-    [](Case& c) { c.lengths = Lengths::kRagged; c.batch = 3; },
+    [](Case& c) {
+      c.lengths = Lengths::kRagged;
+      c.batch = 3;
+    },
     [](Case& c) { c.page_size = 16; },
     [](Case& c) { c.q_dtype = c.kv_dtype = c.out_dtype = DType::kF16; },
     [](Case& c) { c.layout = Layout::kHeadMajor; },

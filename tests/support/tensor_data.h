@@ -1,4 +1,4 @@
-// TensorData: an owned tensor in one of several memory layouts, poisoned wherever it has no element.
+// TensorData: an owned tensor in one of several memory layouts, poisoned where it has no element.
 #pragma once
 
 #include <array>

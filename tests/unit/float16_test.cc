@@ -54,8 +54,8 @@ TEST(Float16, EdgesOfHalf) {
   EXPECT_EQ(f32_to_f16(65519.996F), 0x7BFF);  // just below the tie with 2^16
   EXPECT_EQ(f32_to_f16(65520.0F), 0x7C00);    // the tie goes to even, which is infinity
   EXPECT_EQ(f32_to_f16(-1e30F), 0xFC00);
-  EXPECT_EQ(f32_to_f16(0x1p-25F), 0x0000);      // tie between 0 and the smallest subnormal
-  EXPECT_EQ(f32_to_f16(0x1.8p-24F), 0x0002);    // tie between two subnormals
+  EXPECT_EQ(f32_to_f16(0x1p-25F), 0x0000);    // tie between 0 and the smallest subnormal
+  EXPECT_EQ(f32_to_f16(0x1.8p-24F), 0x0002);  // tie between two subnormals
   EXPECT_EQ(f32_to_f16(0x1.000002p-25F), 0x0001);
   EXPECT_EQ(f32_to_f16(0x1.FFFp-15F), 0x0400);  // the largest subnormal rounds up to a normal
   EXPECT_EQ(f32_to_f16(-0.0F), 0x8000);

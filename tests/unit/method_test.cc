@@ -76,8 +76,9 @@ TEST(Methods, GivenOptionsReplaceDefaults) {
 }
 
 TEST(Methods, RefusesUnknownOptions) {
-  const std::string what =
-      refusal([] { resolve_options(find_method("vertical_slash"), {{"slash", 7}}); });
+  const std::string what = refusal([] {
+    resolve_options(find_method("vertical_slash"), {{"slash", 7}});
+  });
   EXPECT_NE(what.find("'slash'"), std::string::npos) << what;
   EXPECT_NE(what.find("vertical_size, slash_size"), std::string::npos) << what;
 }
@@ -88,8 +89,7 @@ TEST(Methods, RefusesOptionValues) {
     for (const MethodOption& option : method->options()) {
       for (const double value : {option.min_value - 1, option.max_value + 1, double{nan},
                                  std::numeric_limits<double>::infinity()}) {
-        const std::string what =
-            refusal([&] { resolve_options(*method, {{option.name, value}}); });
+        const std::string what = refusal([&] { resolve_options(*method, {{option.name, value}}); });
         EXPECT_NE(what.find(option.name), std::string::npos) << what;
         EXPECT_NE(what.find("legal"), std::string::npos) << what;
       }

@@ -87,8 +87,8 @@ TEST(PatternFile, RefusesAnotherStructure) {
 }
 
 TEST(PatternFile, RefusesHeadNumbers) {
-  for (const char* key : {"", "-1", "+1", "01", "1.0", "1 ", "x", "0x1", "1048577",
-                          "99999999999999999999"}) {
+  for (const char* key :
+       {"", "-1", "+1", "01", "1.0", "1 ", "x", "0x1", "1048577", "99999999999999999999"}) {
     expect_refused(R"([{}, {")" + std::string(key) + R"(": ["stream_llm", 1, 2, 3]}])",
                    "layer 1 has head \"" + std::string(key) + "\"");
   }
@@ -107,7 +107,8 @@ TEST(PatternFile, RefusesValues) {
   expect_refused(one_head("7"), where + "the value is 7");
   expect_refused(one_head("[]"), where + "the value is []");
   expect_refused(one_head(R"(["stream_llm", 1, 2])"), "legal: [type, vertical, slash, score]");
-  expect_refused(one_head(R"(["stream_llm", 1, 2, 3, 4])"), "legal: [type, vertical, slash, score]");
+  expect_refused(one_head(R"(["stream_llm", 1, 2, 3, 4])"),
+                 "legal: [type, vertical, slash, score]");
   expect_refused(one_head(R"(["tri_shape", 1, 2, 3])"),
                  "the type is \"tri_shape\"; legal: vertical_and_slash, stream_llm, block_sparse");
   expect_refused(one_head("[1, 1, 2, 3]"), where + "the type is 1");

@@ -175,8 +175,7 @@ TEST(Reference, ExactRunsAndColumns) {
   head.runs = {{1, 2, 1}, {3, 6, 2}};  // offsets 1, 3, 5
   const SparseIndex index = index_of(head);
   const Toy toy(3, 0, std::vector<float>(7), std::vector<float>(7));
-  EXPECT_EQ(toy.mask(&index),
-            (std::vector<std::string>{"1101000", "1010100", "1101010"}));
+  EXPECT_EQ(toy.mask(&index), (std::vector<std::string>{"1101000", "1010100", "1101010"}));
 }
 
 TEST(Reference, UnionRunsCoverWholeRowBlocks) {

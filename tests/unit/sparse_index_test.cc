@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
 #include <random>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "minference/error.h"
 
@@ -32,10 +32,10 @@ TEST(OffsetRun, ContainsEveryStrideth) {
 TEST(MergeRuns, SortsAndJoins) {
   EXPECT_EQ(text(merge_runs({})), "");
   EXPECT_EQ(text(merge_runs({{5, 7}, {0, 2}})), "[0,2)[5,7)");
-  EXPECT_EQ(text(merge_runs({{0, 2}, {2, 4}})), "[0,4)");            // touching
+  EXPECT_EQ(text(merge_runs({{0, 2}, {2, 4}})), "[0,4)");             // touching
   EXPECT_EQ(text(merge_runs({{0, 10}, {3, 5}, {9, 12}})), "[0,12)");  // inside, overlapping
-  EXPECT_EQ(text(merge_runs({{4, 5}, {4, 5}})), "[4,5)");            // repeated
-  EXPECT_EQ(text(merge_runs({{3, 3}, {5, 4}})), "");                // empty runs go
+  EXPECT_EQ(text(merge_runs({{4, 5}, {4, 5}})), "[4,5)");             // repeated
+  EXPECT_EQ(text(merge_runs({{3, 3}, {5, 4}})), "");                  // empty runs go
 }
 
 TEST(MergeRuns, ClosesGapsUpToTheLimit) {
@@ -110,10 +110,8 @@ HeadIndex block() {
   return head;
 }
 
-// Expects a refusal of an index with `head` changed, naming the head and containing `words`.
-void expect_refused(HeadIndex head, const std::function<void(HeadIndex&)>& change,
-                    const std::string& words) {
-  change(head);
+// Expects that an index with this head is refused, naming the head, with `words` in the message.
+void expect_refused(const HeadIndex& head, const std::string& words) {
   try {
     validate(index_with(head), 2, 3, 100, 200);
     FAIL() << "not refused: " << words;
@@ -122,6 +120,27 @@ void expect_refused(HeadIndex head, const std::function<void(HeadIndex&)>& chang
     EXPECT_NE(what.find("sequence 1, query head 1"), std::string::npos) << what;
     EXPECT_NE(what.find(words), std::string::npos) << what;
   }
+}
+
+void expect_columns_refused(const std::vector<std::int64_t>& columns, const std::string& words) {
+  HeadIndex head = diagonal();
+  head.columns = columns;
+  expect_refused(head, words);
+}
+
+void expect_runs_refused(const Runs& runs, const std::string& words, bool exact = false) {
+  HeadIndex head = diagonal();
+  head.runs = runs;
+  head.exact_runs = exact;
+  expect_refused(head, words);
+}
+
+void expect_blocks_refused(const std::vector<std::int64_t>& begin,
+                           const std::vector<std::int32_t>& ids, const std::string& words) {
+  HeadIndex head = block();
+  head.block_begin = begin;
+  head.block_ids = ids;
+  expect_refused(head, words);
 }
 
 TEST(ValidateIndex, AcceptsWhatIsWellFormed) {
@@ -149,43 +168,41 @@ TEST(ValidateIndex, RefusesAnotherShape) {
 }
 
 TEST(ValidateIndex, RefusesColumns) {
-  expect_refused(diagonal(), [](HeadIndex& h) { h.columns = {0, 200}; }, "column is 200");
-  expect_refused(diagonal(), [](HeadIndex& h) { h.columns = {-1, 5}; }, "column is -1");
-  expect_refused(diagonal(), [](HeadIndex& h) { h.columns = {5, 3}; }, "column 3 follows 5");
-  expect_refused(diagonal(), [](HeadIndex& h) { h.columns = {5, 5}; }, "column 5 follows 5");
+  expect_columns_refused({0, 200}, "column is 200; legal: 0 to 199");
+  expect_columns_refused({-1, 5}, "column is -1");
+  expect_columns_refused({5, 3}, "column 3 follows 5");
+  expect_columns_refused({5, 5}, "column 5 follows 5");
 }
 
 TEST(ValidateIndex, RefusesRuns) {
-  expect_refused(diagonal(), [](HeadIndex& h) { h.runs = {{-1, 5}}; }, "[-1, 5)");
-  expect_refused(diagonal(), [](HeadIndex& h) { h.runs = {{5, 5}}; }, "[5, 5)");
-  expect_refused(diagonal(), [](HeadIndex& h) { h.runs = {{0, INT64_MAX}}; }, "2^62");
-  expect_refused(diagonal(), [](HeadIndex& h) { h.runs = {{0, 9, 2}}; }, "unless runs are exact");
-  expect_refused(diagonal(), [](HeadIndex& h) { h.runs = {{4, 9}, {8, 12}}; }, "without overlap");
-  expect_refused(diagonal(), [](HeadIndex& h) { h.runs = {{8, 9}, {1, 2}}; }, "without overlap");
-  expect_refused(
-      diagonal(),
-      [](HeadIndex& h) {
-        h.exact_runs = true;
-        h.runs = {{0, 9, 0}};
-      },
-      "legal strides");
+  expect_runs_refused({{-1, 5}}, "[-1, 5)");
+  expect_runs_refused({{5, 5}}, "[5, 5)");
+  expect_runs_refused({{0, std::numeric_limits<std::int64_t>::max()}}, "2^62");
+  expect_runs_refused({{0, 9, 2}}, "unless runs are exact");
+  expect_runs_refused({{4, 9}, {8, 12}}, "without overlap");
+  expect_runs_refused({{8, 9}, {1, 2}}, "without overlap");
+  expect_runs_refused({{0, 9, 0}}, "legal strides", true);
+  expect_runs_refused({{0, 9, -2}}, "legal strides", true);
 }
 
 TEST(ValidateIndex, RefusesBlocks) {
-  expect_refused(block(), [](HeadIndex& h) { h.block_begin = {0, 3}; }, "has 2 entries");
-  expect_refused(block(), [](HeadIndex& h) { h.block_begin = {}; }, "has 0 entries");
-  expect_refused(block(), [](HeadIndex& h) { h.block_begin = {1, 2, 3}; }, "from 1 to 3");
-  expect_refused(block(), [](HeadIndex& h) { h.block_begin = {0, 2, 4}; }, "from 0 to 4");
-  expect_refused(block(), [](HeadIndex& h) { h.block_begin = {0, 4, 3}; }, "falls from 4 to 3");
-  expect_refused(block(), [](HeadIndex& h) { h.block_ids = {0, 4, 1}; }, "block id is 4");
-  expect_refused(block(), [](HeadIndex& h) { h.block_ids = {0, -1, 1}; }, "block id is -1");
-  expect_refused(block(), [](HeadIndex& h) { h.block_ids = {3, 0, 1}; }, "block id 0 follows 3");
+  expect_blocks_refused({0, 3}, {0, 3, 1}, "has 2 entries; legal: row blocks + 1 = 3");
+  expect_blocks_refused({}, {0, 3, 1}, "has 0 entries");
+  expect_blocks_refused({1, 2, 3}, {0, 3, 1}, "from 1 to 3");
+  expect_blocks_refused({0, 2, 4}, {0, 3, 1}, "from 0 to 4");
+  expect_blocks_refused({0, 4, 3}, {0, 3, 1}, "falls from 4 to 3");
+  expect_blocks_refused({0, 2, 3}, {0, 4, 1}, "block id is 4 in row block 0; legal: 0 to 3");
+  expect_blocks_refused({0, 2, 3}, {0, -1, 1}, "block id is -1");
+  expect_blocks_refused({0, 2, 3}, {3, 0, 1}, "block id 0 follows 3");
 }
 
 TEST(ValidateIndex, RefusesOtherFields) {
-  expect_refused(diagonal(), [](HeadIndex& h) { h.dense_last_rows = -1; }, "dense_last_rows is -1");
-  expect_refused(
-      diagonal(), [](HeadIndex& h) { h.kind = static_cast<HeadIndex::Kind>(9); }, "kind is 9");
+  HeadIndex head = diagonal();
+  head.dense_last_rows = -1;
+  expect_refused(head, "dense_last_rows is -1");
+  head = diagonal();
+  head.kind = static_cast<HeadIndex::Kind>(9);
+  expect_refused(head, "kind is 9");
 }
 
 }  // namespace

@@ -49,9 +49,8 @@ TEST(TopK, AgreesWithAStableSort) {
     const auto k = static_cast<std::int64_t>(random() % (values.size() + 1));
     Positions expected(values.size());
     std::iota(expected.begin(), expected.end(), 0);
-    std::stable_sort(expected.begin(), expected.end(), [&](std::int64_t a, std::int64_t b) {
-      return values[a] > values[b];
-    });
+    std::stable_sort(expected.begin(), expected.end(),
+                     [&](std::int64_t a, std::int64_t b) { return values[a] > values[b]; });
     expected.resize(k);
     std::sort(expected.begin(), expected.end());
     EXPECT_EQ(top_k(values, k), expected);

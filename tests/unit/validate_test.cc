@@ -136,9 +136,8 @@ TEST(Validate, RefusesMissingData) {
 }
 
 TEST(Validate, RefusesMisalignedData) {
-  expect_refused("k has data at an address that is no multiple of 4", [](Call& c) {
-    c.input.k.data = reinterpret_cast<char*>(c.k.data()) + 2;
-  });
+  expect_refused("k has data at an address that is no multiple of 4",
+                 [](Call& c) { c.input.k.data = reinterpret_cast<char*>(c.k.data()) + 2; });
 }
 
 TEST(Validate, RefusesNegativeExtents) {
@@ -187,8 +186,7 @@ TEST(Validate, RefusesHeadCounts) {
   expect_refused("q has 3 heads and k and v have 2", [](Call& c) { c.input.q.shape[2] = 3; });
   expect_refused("q has 1 heads and k and v have 2", [](Call& c) { c.input.q.shape[2] = 1; });
   expect_refused("q has 0 heads", [](Call& c) { c.input.q.shape[2] = 0; });
-  expect_refused("k and v have 0",
-                 [](Call& c) { c.input.k.shape[2] = c.input.v.shape[2] = 0; });
+  expect_refused("k and v have 0", [](Call& c) { c.input.k.shape[2] = c.input.v.shape[2] = 0; });
 }
 
 TEST(Validate, RefusesHeadDims) {
@@ -196,8 +194,10 @@ TEST(Validate, RefusesHeadDims) {
                  [](Call& c) { c.input.q.shape[3] = c.input.k.shape[3] = 0; });
   expect_refused("head_dim of q is 257; legal: 1 to 256",
                  [](Call& c) { c.input.q.shape[3] = c.input.k.shape[3] = 257; });
-  expect_refused("head_dim of v is 257; legal: 1 to 256", [](Call& c) { c.input.v.shape[3] = 257; });
-  expect_refused("head_dim of k is 4; legal: that of q, 8", [](Call& c) { c.input.k.shape[3] = 4; });
+  expect_refused("head_dim of v is 257; legal: 1 to 256",
+                 [](Call& c) { c.input.v.shape[3] = 257; });
+  expect_refused("head_dim of k is 4; legal: that of q, 8",
+                 [](Call& c) { c.input.k.shape[3] = 4; });
 }
 
 TEST(Validate, RefusesLengths) {
@@ -221,8 +221,7 @@ TEST(Validate, RefusesBlockTables) {
   expect_refused("kv_lens has 0 entries", paged([](Call& c) { c.kv_lens.clear(); }));
   expect_refused("kv_lens[0] is 5; legal: 0 to 4", paged([](Call& c) { c.kv_lens = {5, 1}; }));
   expect_refused("block_table has 3 entries", paged([](Call& c) { c.block_table.pop_back(); }));
-  expect_refused("pages_per_sequence is 0",
-                 paged([](Call& c) { c.input.pages_per_sequence = 0; }));
+  expect_refused("pages_per_sequence is 0", paged([](Call& c) { c.input.pages_per_sequence = 0; }));
   expect_refused("pages_per_sequence is -2",
                  paged([](Call& c) { c.input.pages_per_sequence = -2; }));
   expect_refused("block_table entry 1 of sequence 0 is 5; legal: 0 to 4",
@@ -284,8 +283,7 @@ TEST(Validate, RefusesOtherParameters) {
   expect_refused("sliding_window is -1", [](Call& c) { c.params.sliding_window = -1; });
   expect_refused("threads is -1", [](Call& c) { c.params.threads = -1; });
   expect_refused("threads is 1000000", [](Call& c) { c.params.threads = 1000000; });
-  expect_refused("precision is 5",
-                 [](Call& c) { c.params.precision = static_cast<Precision>(5); });
+  expect_refused("precision is 5", [](Call& c) { c.params.precision = static_cast<Precision>(5); });
 }
 
 TEST(Validate, RefusesOutputs) {

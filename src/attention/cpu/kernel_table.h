@@ -25,14 +25,17 @@ inline constexpr std::int64_t kValueAlign = 16;   // v_head_dim is padded to a m
 inline constexpr std::int64_t kMaxHeadDim = 256;  // of q, k and of v
 
 // Online-softmax state and operands of one row block, in the caller's scratch memory. Scores are in
-// log2 units: log2(e) is folded into the query scale, so that exponentials are exp2.
+// log2 units: log2(e) is folded into the scale, so that exponentials are exp2.
 struct RowBlock {
   std::int64_t rows = 0;   // valid rows, 1 ... kTileRows
   std::int64_t dim = 0;    // padded head_dim
   std::int64_t v_dim = 0;  // padded v_head_dim
   // c > 0: scores become c * tanh(score / c); given in log2 units like the scores.
   float soft_cap = 0.0F;
-  void* q = nullptr;        // [kTileRows][dim] elements, scaled; rows past `rows` are zero
+  // Factor on q.k, log2(e) included. It is applied to the f32 product, so that 16-bit queries are
+  // multiplied as they are.
+  float score_scale = 1.0F;
+  void* q = nullptr;        // [kTileRows][dim] elements; rows past `rows` are zero
   float* scores = nullptr;  // [kTileRows][kTileKeys]
   void* p = nullptr;        // [kTileRows][kTileKeys] elements
   float* acc = nullptr;     // [kTileRows][v_dim] f32, unnormalised output
@@ -57,9 +60,9 @@ struct KernelTable {
                     std::int64_t padded_dim, void* packed);
   void (*pack_values)(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
                       std::int64_t padded_dim, void* packed);
-  // Writes kTileRows rows of scale * row; rows past n are zero.
+  // Writes kTileRows rows; those past n are zero.
   void (*load_queries)(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
-                       std::int64_t padded_dim, float scale, void* packed);
+                       std::int64_t padded_dim, void* packed);
 
   // Rounds one f32 row to packed elements, filled up with zeros; any length.
   void (*convert_row)(const float* row, std::int64_t n, std::int64_t padded_n, void* out);

@@ -1,4 +1,4 @@
-// RowBlockScratch: one thread's memory for a RowBlock, and the query scaling that all callers share.
+// RowBlockScratch: one thread's memory for a RowBlock, set up as all callers need it.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +30,13 @@ class RowBlockScratch {
     const void* addresses[kTileRows] = {};
     for (std::int64_t i = 0; i < rows; ++i) addresses[i] = input_->q.row(b, row_at(i), h);
     block.rows = rows;
-    kernels_->load_queries(addresses, input_->q.dtype, rows, input_->q.dim(), block.dim, scale_,
-                           block.q);
+    kernels_->load_queries(addresses, input_->q.dtype, rows, input_->q.dim(), block.dim, block.q);
     kernels_->reset(block);
   }
 
  private:
   const KernelTable* kernels_;
   const AttentionInput* input_;
-  float scale_;  // log2(e) included
   AlignedBuffer<std::byte> elements_;
   AlignedBuffer<float> floats_;
 };

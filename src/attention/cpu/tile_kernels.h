@@ -161,12 +161,11 @@ struct TileKernels {
   }
 
   static void load_queries(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
-                           std::int64_t padded_dim, float scale, void* packed) {
+                           std::int64_t padded_dim, void* packed) {
     alignas(64) float row[kMaxHeadDim];
     auto* out = static_cast<Elem*>(packed);
     for (std::int64_t r = 0; r < n; ++r) {
       convert_row(rows[r], dtype, dim, padded_dim, row);
-      for (std::int64_t i = 0; i < dim; ++i) row[i] *= scale;
       Isa::to_elements(row, padded_dim, out + r * padded_dim);
     }
     std::memset(out + n * padded_dim, 0,
@@ -217,12 +216,15 @@ struct TileKernels {
                     Isa::div(Isa::set1(2.0F * cap), Isa::add(e, Isa::set1(1.0F))));
   }
 
-  // Loads a row of scores, caps and masks it.
+  // Loads a row of scores, scales, caps and masks it.
   template <int kVecs>
   static void load_scores(const RowBlock& block, std::int64_t r, const std::uint64_t* mask,
                           Vec (&score)[kVecs]) {
     const float* row = block.scores + r * kTileKeys;
-    for (int v = 0; v < kVecs; ++v) score[v] = Isa::load(row + v * Isa::kLanes);
+    const Vec scale = Isa::set1(block.score_scale);
+    for (int v = 0; v < kVecs; ++v) {
+      score[v] = Isa::mul(Isa::load(row + v * Isa::kLanes), scale);
+    }
     if (block.soft_cap > 0.0F) {
       for (int v = 0; v < kVecs; ++v) score[v] = soft_cap(score[v], block.soft_cap);
     }

@@ -183,9 +183,8 @@ std::vector<std::uint8_t> explicit_mask(const AttentionInput& input, const Atten
                                         std::int64_t b, std::int64_t h, const SparseIndex* index) {
   const std::int64_t q_len = query_length(input, b);
   const std::int64_t kv_len = key_length(input, b);
-  std::vector<std::uint8_t> mask = index != nullptr
-                                       ? kept_mask(index->head(b, h), q_len, kv_len)
-                                       : std::vector<std::uint8_t>(q_len * kv_len, 1);
+  std::vector<std::uint8_t> mask = index != nullptr ? kept_mask(index->head(b, h), q_len, kv_len)
+                                                    : std::vector<std::uint8_t>(q_len * kv_len, 1);
   for (std::int64_t row = 0; row < q_len; ++row) {
     for (std::int64_t key = 0; key < kv_len; ++key) {
       if (!allowed(input, params, b, row, key)) mask[row * kv_len + key] = 0;
