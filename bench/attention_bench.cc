@@ -58,8 +58,8 @@ struct Problem {
         for (std::int64_t h = 0; h < heads; ++h) {
           float* row = values.data() + (t * heads + h) * head_dim;
           for (std::int64_t i = 0; i + 1 < head_dim; i += 2) {
-            const double angle = static_cast<double>(t) *
-                                 std::pow(10000.0, -static_cast<double>(i) / head_dim);
+            const double angle =
+                static_cast<double>(t) * std::pow(10000.0, -static_cast<double>(i) / head_dim);
             row[i] += 1.5F * static_cast<float>(std::cos(angle));
             row[i + 1] += 1.5F * static_cast<float>(std::sin(angle));
           }
@@ -112,8 +112,8 @@ double error_of(Problem& problem, const float* out, const SparseIndex* index) {
   double error = 0.0;
   double largest = 0.0;
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    error = std::max(error, std::abs(static_cast<double>(out[skipped * row_size + i]) -
-                                     expected[i]));
+    error =
+        std::max(error, std::abs(static_cast<double>(out[skipped * row_size + i]) - expected[i]));
     largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
   }
   return error / largest;
@@ -125,12 +125,13 @@ class Report {
            const Timing& timing, double kept, double index_seconds, double error) {
     const double pairs =
         static_cast<double>(problem.tokens) * static_cast<double>(problem.tokens + 1) / 2.0;
-    const double flop = 4.0 * static_cast<double>(problem.head_dim * problem.q_heads) * pairs * kept;
+    const double flop =
+        4.0 * static_cast<double>(problem.head_dim * problem.q_heads) * pairs * kept;
     std::printf("%8lld %5lld  %-16s %-12s %9.1f %9.1f %9.1f %9.1f %7.1f %9.2f  %.1e\n",
                 static_cast<long long>(problem.tokens), static_cast<long long>(problem.head_dim),
                 kernel.c_str(), level.c_str(), timing.minimum * 1e3, timing.median * 1e3,
-                timing.maximum * 1e3, flop / timing.median / 1e9, kept * 100.0,
-                index_seconds * 1e3, error);
+                timing.maximum * 1e3, flop / timing.median / 1e9, kept * 100.0, index_seconds * 1e3,
+                error);
     std::fflush(stdout);
     rows_.push_back({{"tokens", problem.tokens},
                      {"head_dim", problem.head_dim},
@@ -167,8 +168,8 @@ void run_problem(const Config& config, std::int64_t tokens, std::int64_t head_di
 
 #ifdef MINFERENCE_BENCH_GGML
   if (config.peer) {
-    GgmlAttention peer(problem.q, problem.k, problem.v, tokens, config.q_heads,
-                              config.kv_heads, head_dim, resolve_threads(config.threads));
+    GgmlAttention peer(problem.q, problem.k, problem.v, tokens, config.q_heads, config.kv_heads,
+                       head_dim, resolve_threads(config.threads));
     const Timing timing = measure(std::max(1, config.repetitions / 2), [&] { peer.run(); });
     report.add(problem, "ggml", "", timing, 1.0, 0.0, error_of(problem, peer.output(), nullptr));
   }
@@ -181,9 +182,8 @@ void run_problem(const Config& config, std::int64_t tokens, std::int64_t head_di
   const Method& method = find_method("vertical_slash");
   const MethodOptions resolved = resolve_options(method, options);
   for (const IsaLevel level : levels) {
-    const Timing dense = measure(config.repetitions, [&] {
-      attention_cpu(input, params, output, nullptr, level);
-    });
+    const Timing dense =
+        measure(config.repetitions, [&] { attention_cpu(input, params, output, nullptr, level); });
     const double error = error_of(problem, problem.out.data(), nullptr);
     if (!(error < 0.02)) throw Error(std::string(isa_name(level)) + " is wrong against fp64");
     report.add(problem, "dense", isa_name(level), dense, 1.0, 0.0, error);

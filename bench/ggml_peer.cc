@@ -13,8 +13,7 @@ namespace {
 
 // Sets the threads of a backend that may be a loaded module.
 void set_threads(ggml_backend_t backend, int threads) {
-  ggml_backend_reg_t registry =
-      ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+  ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
   auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(
       ggml_backend_reg_get_proc_address(registry, "ggml_backend_set_n_threads"));
   if (set != nullptr) set(backend, threads);
@@ -95,9 +94,8 @@ struct GgmlMatMul::Impl : Graph {
 };
 
 GgmlAttention::GgmlAttention(const std::vector<float>& q, const std::vector<float>& k,
-                             const std::vector<float>& v, std::int64_t tokens,
-                             std::int64_t q_heads, std::int64_t kv_heads, std::int64_t head_dim,
-                             int threads)
+                             const std::vector<float>& v, std::int64_t tokens, std::int64_t q_heads,
+                             std::int64_t kv_heads, std::int64_t head_dim, int threads)
     : impl_(std::make_unique<Impl>()) {
   impl_->open(threads);
   ggml_context* context = impl_->context;

@@ -35,8 +35,9 @@ class GgmlMatMul {
  public:
   // Quantises `weight` to `type`. repack: let the CPU backend reorder the weight as llama.cpp does,
   // where it has a form for this type.
-  GgmlMatMul(ggml_type type, const std::vector<float>& weight, const std::vector<float>& activations,
-             std::int64_t rows, std::int64_t cols, std::int64_t tokens, int threads, bool repack);
+  GgmlMatMul(ggml_type type, const std::vector<float>& weight,
+             const std::vector<float>& activations, std::int64_t rows, std::int64_t cols,
+             std::int64_t tokens, int threads, bool repack);
   ~GgmlMatMul();
 
   void run();

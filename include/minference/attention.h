@@ -56,7 +56,7 @@ enum class Precision : std::uint8_t {
 };
 
 struct AttentionParams {
-  float scale = 0.0F;    // factor on q.k; 0 means 1 / sqrt(head_dim)
+  float scale = 0.0F;     // factor on q.k; 0 means 1 / sqrt(head_dim)
   float soft_cap = 0.0F;  // c > 0: scores become c * tanh(score / c)
   // w > 0: a row sees no key that lies w or more positions behind its own; 0: no window.
   std::int64_t sliding_window = 0;
@@ -75,7 +75,7 @@ struct AttentionOutput {
 
 // What a call did.
 struct Stats {
-  std::string method;            // name of the method whose index was used, "dense" without one
+  std::string method;  // name of the method whose index was used, "dense" without one
   IsaLevel isa = IsaLevel::kGeneric;
   std::int64_t kept_pairs = 0;    // (row, key) pairs computed, over all query heads
   std::int64_t causal_pairs = 0;  // pairs that dense attention under the same mask computes

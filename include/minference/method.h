@@ -29,9 +29,9 @@ using MethodOptions = std::map<std::string, double>;
 
 // What a method needs to know beyond the tensors.
 struct MethodContext {
-  std::int64_t layer = 0;            // layer number, for per-layer rules and pattern files
+  std::int64_t layer = 0;                 // layer number, for per-layer rules and pattern files
   const PatternFile* patterns = nullptr;  // per-head patterns, or null
-  int threads = 0;                    // 0: the OpenMP default
+  int threads = 0;                        // 0: the OpenMP default
 };
 
 // A method. Stateless: one object serves every layer, sequence and thread.

@@ -22,9 +22,8 @@ Stats attention(const AttentionInput& input, const AttentionParams& params,
                 const AttentionOutput& output, const SparseIndex* index) {
   validate(input, params, output);
   if (index != nullptr) {
-    const std::int64_t kv_tokens = input.block_table.empty()
-                                       ? input.k.tokens()
-                                       : input.pages_per_sequence * input.k.tokens();
+    const std::int64_t kv_tokens =
+        input.block_table.empty() ? input.k.tokens() : input.pages_per_sequence * input.k.tokens();
     validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(), kv_tokens);
   }
   return attention_cpu(input, params, output, index, choose_isa(allows_bf16(input, params)));

@@ -64,8 +64,8 @@ std::int64_t SequenceGeometry::pairs() const {
       continue;
     }
     for (std::int64_t key = begin / kWord * kWord; key < end; key += kWord) {
-      total += std::popcount(mask[row * mask_row_stride + key / kWord] &
-                             range_bits(begin, end, key));
+      total +=
+          std::popcount(mask[row * mask_row_stride + key / kWord] & range_bits(begin, end, key));
     }
   }
   return total;
@@ -148,8 +148,8 @@ void VisibleKeys::finish_tile(std::int64_t count, Tile& tile) const {
 
 bool VisibleKeys::next_keys(Tile& tile) {
   const SequenceGeometry& g = *geometry_;
-  const bool exact = head_ != nullptr && head_->kind == HeadIndex::Kind::kDiagonal &&
-                     head_->exact_runs;
+  const bool exact =
+      head_ != nullptr && head_->kind == HeadIndex::Kind::kDiagonal && head_->exact_runs;
   while (cursor_ < end_) {
     const std::uint64_t base = marked(cursor_) & range_bits(first_, end_, cursor_);
     if (static_cast<std::uint32_t>(base) == 0) {
@@ -219,8 +219,9 @@ bool VisibleKeys::next_columns(Tile& tile) {
       for (std::uint64_t rest = inside & range; rest != 0; rest &= rest - 1) {
         const int c = std::countr_zero(rest);
         const std::int64_t offset = g.position(row) - from[c];
-        const bool covered = std::any_of(head_->runs.begin(), head_->runs.end(),
-                                         [&](const OffsetRun& run) { return run.contains(offset); });
+        const bool covered =
+            std::any_of(head_->runs.begin(), head_->runs.end(),
+                        [&](const OffsetRun& run) { return run.contains(offset); });
         if (!covered) word |= 1ULL << c;
       }
       if (g.mask != nullptr) {

@@ -34,6 +34,7 @@ struct RunOptions {
   bool no_chat = false;
   std::int64_t tokens = 64;
   llama_host::SamplingOptions sampling;
+  bool count_tokens = false;
   bool json = false;
   bool verbose = false;
 };
@@ -207,6 +208,10 @@ int run(const RunOptions& options) {
   Engine engine(engine_options);
 
   const std::vector<llama_host::Token> tokens = engine.tokenize(render(engine, options, prompt));
+  if (options.count_tokens) {
+    std::printf(options.json ? "{\"prompt_tokens\": %zu}\n" : "%zu\n", tokens.size());
+    return kOk;
+  }
   RunResult result;
   result.prompt_tokens = static_cast<std::int64_t>(tokens.size());
   engine.open_context(context_for(options, engine, result.prompt_tokens));
@@ -262,6 +267,8 @@ void add_run(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--no-chat", options->no_chat, "Use the prompt without the chat template");
   command->add_option("--system", options->system, "System message of the chat template");
+  command->add_flag("--count-tokens", options->count_tokens,
+                    "Only print how many tokens the prompt has, chat template included");
   command->add_flag("--json", options->json, "Print one JSON object instead of text");
   command->add_flag("-v,--verbose", options->verbose, "llama.cpp's log and a table per layer");
   command->footer(

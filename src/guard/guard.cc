@@ -124,17 +124,16 @@ std::vector<double> mass_recall(const AttentionInput& input, const AttentionPara
   const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
   std::vector<double> recall(index.heads.size(), 1.0);
   std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
-  parallel_for(static_cast<std::int64_t>(recall.size()), params.threads,
-               [&](std::int64_t i, int thread) {
-                 const std::int64_t b = i / index.q_heads;
-                 const std::int64_t h = i % index.q_heads;
-                 const HeadIndex* head = sparse_head(&index, b, h);
-                 const SequenceGeometry geometry(input, params, b);
-                 if (head == nullptr || geometry.q_len == 0 || geometry.kv_len == 0) return;
-                 if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-                 recall[i] =
-                     head_recall(kernels, input, geometry, head, b, h, rows, *workers[thread]);
-               });
+  parallel_for(
+      static_cast<std::int64_t>(recall.size()), params.threads, [&](std::int64_t i, int thread) {
+        const std::int64_t b = i / index.q_heads;
+        const std::int64_t h = i % index.q_heads;
+        const HeadIndex* head = sparse_head(&index, b, h);
+        const SequenceGeometry geometry(input, params, b);
+        if (head == nullptr || geometry.q_len == 0 || geometry.kv_len == 0) return;
+        if (!workers[thread]) workers[thread].emplace(kernels, input, params);
+        recall[i] = head_recall(kernels, input, geometry, head, b, h, rows, *workers[thread]);
+      });
   return recall;
 }
 

@@ -69,8 +69,7 @@ void estimate_head(const KernelTable& kernels, const AttentionInput& input,
   }
   for_each_tile([&](const VisibleKeys::Tile& tile) {
     float* probabilities = worker.probabilities.data();
-    kernels.probabilities(block, worker.keys.data(), tile.count, tile.mask, log_sum,
-                          probabilities);
+    kernels.probabilities(block, worker.keys.data(), tile.count, tile.mask, log_sum, probabilities);
     // Row r at key c has offset kv_len - last_q + r - c, that is entry c - r + last_q - 1.
     kernels.add_sums(probabilities, last_q, tile.count, worker.columns.data() + tile.begin,
                      worker.diagonals.data() + tile.begin + last_q - 1);
@@ -93,20 +92,18 @@ void estimate_last_q(const AttentionInput& input, const AttentionParams& params,
   std::vector<SequenceGeometry> geometry;
   for (std::int64_t b = 0; b < input.q.batch(); ++b) geometry.emplace_back(input, params, b);
   std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
-  parallel_for(input.q.batch() * input.q.heads(), params.threads,
-               [&](std::int64_t i, int thread) {
-                 if (wanted[i] == 0) return;
-                 LastQEstimate estimate;
-                 estimate.b = i / input.q.heads();
-                 estimate.h = i % input.q.heads();
-                 const SequenceGeometry& sequence = geometry[estimate.b];
-                 if (sequence.q_len == 0 || sequence.kv_len == 0) return;
-                 if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-                 estimate_head(kernels, input, sequence,
-                               std::min({last_q, sequence.q_len, kTileRows}), *workers[thread],
-                               estimate);
-                 consume(estimate);
-               });
+  parallel_for(input.q.batch() * input.q.heads(), params.threads, [&](std::int64_t i, int thread) {
+    if (wanted[i] == 0) return;
+    LastQEstimate estimate;
+    estimate.b = i / input.q.heads();
+    estimate.h = i % input.q.heads();
+    const SequenceGeometry& sequence = geometry[estimate.b];
+    if (sequence.q_len == 0 || sequence.kv_len == 0) return;
+    if (!workers[thread]) workers[thread].emplace(kernels, input, params);
+    estimate_head(kernels, input, sequence, std::min({last_q, sequence.q_len, kTileRows}),
+                  *workers[thread], estimate);
+    consume(estimate);
+  });
 }
 
 }  // namespace minference

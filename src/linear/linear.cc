@@ -50,8 +50,8 @@ class Product {
     const std::int64_t column_tasks = (weight_.rows + columns - 1) / columns;
     // Splitting the tokens unpacks the weight again, so it is the second choice.
     const std::int64_t row_blocks = (tokens_ + kTileRows - 1) / kTileRows;
-    const std::int64_t splits =
-        std::clamp<std::int64_t>(threads_ / column_tasks, 1, std::max<std::int64_t>(row_blocks / 4, 1));
+    const std::int64_t splits = std::clamp<std::int64_t>(threads_ / column_tasks, 1,
+                                                         std::max<std::int64_t>(row_blocks / 4, 1));
     const std::int64_t blocks_per_split = (row_blocks + splits - 1) / splits;
     parallel_for(column_tasks * splits, threads_, [&](std::int64_t task, int thread) {
       const std::int64_t first = task / splits * columns;

@@ -10,7 +10,17 @@
 namespace minference {
 
 enum class WeightFormat : std::uint8_t {
-  kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4K, kQ5K, kQ6K
+  kF32,
+  kF16,
+  kBF16,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ4K,
+  kQ5K,
+  kQ6K
 };
 
 // Elements and bytes of one block of a format; a row is a whole number of blocks.

@@ -201,8 +201,8 @@ std::string describe(const PluginConfig& config) {
   line += " (kernels: ";
   line += isa_name(config.isa);
   line += ") for prompt batches of at least " + std::to_string(config.min_rows) +
-          " tokens over at least " + std::to_string(config.min_kv) +
-          " keys" + (config.linear ? ", and its matrix products" : "") +
+          " tokens over at least " + std::to_string(config.min_kv) + " keys" +
+          (config.linear ? ", and its matrix products" : "") +
           "; everything else stays with llama.cpp";
   return line;
 }

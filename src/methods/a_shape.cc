@@ -26,9 +26,8 @@ class AShapeMethod final : public Method {
     SparseIndex index = dense_method().build_index(input, params, {}, {});
     for (std::int64_t b = 0; b < index.batch; ++b) {
       const std::int64_t kv_len = SequenceGeometry(input, params, b).kv_len;
-      const HeadIndex head =
-          a_shape_head(static_cast<std::int64_t>(options.at("n_init")),
-                       static_cast<std::int64_t>(options.at("n_local")), kv_len);
+      const HeadIndex head = a_shape_head(static_cast<std::int64_t>(options.at("n_init")),
+                                          static_cast<std::int64_t>(options.at("n_local")), kv_len);
       for (std::int64_t h = 0; h < index.q_heads; ++h) index.head(b, h) = head;
     }
     index.build_seconds =

@@ -10,8 +10,8 @@ class DenseMethod final : public Method {
   const char* summary() const override { return "exact attention over every key"; }
   std::vector<MethodOption> options() const override { return {}; }
 
-  SparseIndex build_index(const AttentionInput& input, const AttentionParams&,
-                          const MethodOptions&, const MethodContext&) const override {
+  SparseIndex build_index(const AttentionInput& input, const AttentionParams&, const MethodOptions&,
+                          const MethodContext&) const override {
     SparseIndex index;
     index.batch = input.q.batch();
     index.q_heads = input.q.heads();

@@ -20,9 +20,9 @@ double covered_share(const HeadIndex& head, std::int64_t q_len, std::int64_t kv_
     const std::int64_t end = std::max<std::int64_t>(first + rows, 0);
     std::int64_t keys = std::min<std::int64_t>(static_cast<std::int64_t>(head.columns.size()), end);
     for (const OffsetRun& run : head.runs) {
-      keys += std::max<std::int64_t>(std::min(first + rows - run.begin, end) -
-                                         std::max<std::int64_t>(first - run.end + 1, 0),
-                                     0);
+      keys += std::max<std::int64_t>(
+          std::min(first + rows - run.begin, end) - std::max<std::int64_t>(first - run.end + 1, 0),
+          0);
     }
     covered += std::min(keys, end) * rows;
     causal += end * rows;

@@ -20,9 +20,8 @@ std::string format_number(double value) {
 }  // namespace
 
 const std::vector<const Method*>& attention_methods() {
-  static const std::vector<const Method*> methods = {&minference_method(),
-                                                     &vertical_slash_method(), &a_shape_method(),
-                                                     &dense_method()};
+  static const std::vector<const Method*> methods = {&minference_method(), &vertical_slash_method(),
+                                                     &a_shape_method(), &dense_method()};
   return methods;
 }
 
@@ -56,11 +55,10 @@ MethodOptions resolve_options(const Method& method, const MethodOptions& given) 
     const double value = resolved[option.name];
     const bool whole = !option.integer || value == std::floor(value);
     if (!(value >= option.min_value && value <= option.max_value) || !whole) {
-      throw InvalidArgument("option " + option.name + " of method " + method.name() + " is " +
-                            format_number(value) + "; legal: " +
-                            (option.integer ? "whole numbers from " : "numbers from ") +
-                            format_number(option.min_value) + " to " +
-                            format_number(option.max_value));
+      throw InvalidArgument(
+          "option " + option.name + " of method " + method.name() + " is " + format_number(value) +
+          "; legal: " + (option.integer ? "whole numbers from " : "numbers from ") +
+          format_number(option.min_value) + " to " + format_number(option.max_value));
     }
   }
   return resolved;

@@ -69,11 +69,11 @@ TEST(Cli, RunPrintsOneJsonObject) {
                 "vertical_size=50", "--attn-opt", "slash_size=100", "--guard", "report"});
   std::set<std::string> keys;
   for (const auto& [key, value] : json.items()) keys.insert(key);
-  EXPECT_EQ(keys, (std::set<std::string>{"model", "method", "prompt_tokens", "answer_tokens",
-                                         "answer", "load_seconds", "ttft_seconds",
-                                         "prefill_tokens_per_second", "decode_tokens_per_second",
-                                         "kept_fraction", "mass_recall", "index_seconds",
-                                         "attention_seconds", "threads", "isa", "fallbacks"}));
+  EXPECT_EQ(keys, (std::set<std::string>{
+                      "model", "method", "prompt_tokens", "answer_tokens", "answer", "load_seconds",
+                      "ttft_seconds", "prefill_tokens_per_second", "decode_tokens_per_second",
+                      "kept_fraction", "mass_recall", "index_seconds", "attention_seconds",
+                      "linear_seconds", "threads", "isa", "fallbacks"}));
   EXPECT_EQ(json["method"], "vertical_slash");
   EXPECT_EQ(json["threads"], 2);
   EXPECT_GT(json["prompt_tokens"], 500);

@@ -97,8 +97,8 @@ class Execution {
   }
 
   void run_wave(const Wave& wave) {
-    std::vector<Packed> packed(wave.size());                // [wave]
-    std::vector<Packed> columns(wave.size() * group_);      // [wave][group]
+    std::vector<Packed> packed(wave.size());            // [wave]
+    std::vector<Packed> columns(wave.size() * group_);  // [wave][group]
     std::vector<PackTask> pack_tasks;
     std::vector<RowTask> row_tasks;
     for (std::size_t w = 0; w < wave.size(); ++w) {
@@ -117,8 +117,8 @@ class Execution {
               head->columns.begin();
           Packed& to = columns[w * group_ + g] = allocate(count);
           for (std::int64_t c = 0; c < count; c += kTileKeys) {
-            pack_tasks.push_back({&to, b, kv_head, head->columns.data(), c,
-                                  std::min(kTileKeys, count - c)});
+            pack_tasks.push_back(
+                {&to, b, kv_head, head->columns.data(), c, std::min(kTileKeys, count - c)});
           }
         }
         add_row_tasks(b, h, head, row_tasks);
@@ -137,13 +137,12 @@ class Execution {
     // packed keys of a group in cache.
     std::stable_sort(row_tasks.begin(), row_tasks.end(),
                      [](const RowTask& a, const RowTask& b) { return a.cost > b.cost; });
-    const std::int64_t first_head = wave.empty() ? 0 : wave.front().first * input_.k.heads() +
-                                                           wave.front().second;
+    const std::int64_t first_head =
+        wave.empty() ? 0 : wave.front().first * input_.k.heads() + wave.front().second;
     parallel_for(static_cast<std::int64_t>(row_tasks.size()), params_.threads,
                  [&](std::int64_t i, int thread) {
                    const RowTask& task = row_tasks[i];
-                   const std::int64_t w =
-                       task.b * input_.k.heads() + task.h / group_ - first_head;
+                   const std::int64_t w = task.b * input_.k.heads() + task.h / group_ - first_head;
                    attend(task, packed[w], columns[w * group_ + task.h % group_], thread);
                  });
   }
@@ -259,8 +258,7 @@ class Execution {
       }
       if (!output_.lse.empty()) {
         *static_cast<float*>(output_.lse.row(task.b, row, task.h)) =
-            sum == 0.0F ? -std::numeric_limits<float>::infinity()
-                        : (shift + std::log2(sum)) * kLn2;
+            sum == 0.0F ? -std::numeric_limits<float>::infinity() : (shift + std::log2(sum)) * kLn2;
       }
     }
   }

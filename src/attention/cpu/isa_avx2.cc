@@ -52,8 +52,8 @@ struct Avx2Vector {
     const Vec fraction = sub(x, whole);
     Vec result = set1(kExp2Exact[6]);
     for (int i = 5; i >= 0; --i) result = fma(result, fraction, set1(kExp2Exact[i]));
-    const __m256i power = _mm256_slli_epi32(
-        _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
+    const __m256i power =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
     return mul(result, _mm256_castsi256_ps(power));
   }
 

@@ -29,9 +29,7 @@ struct GenericVector {
   static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
   static Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-  static float reduce_max(Vec v) {
-    return std::max(std::max(v[0], v[1]), std::max(v[2], v[3]));
-  }
+  static float reduce_max(Vec v) { return std::max(std::max(v[0], v[1]), std::max(v[2], v[3])); }
   static float reduce_add(Vec v) { return (v[0] + v[2]) + (v[1] + v[3]); }
   static bool any_above(Vec v, float bound) {
     return v[0] > bound || v[1] > bound || v[2] > bound || v[3] > bound;

@@ -13,8 +13,7 @@ float score_scale(const AttentionInput& input, const AttentionParams& params) {
 
 RowBlockScratch::RowBlockScratch(const KernelTable& kernels, const AttentionInput& input,
                                  const AttentionParams& params, std::int64_t v_dim)
-    : kernels_(&kernels),
-      input_(&input) {
+    : kernels_(&kernels), input_(&input) {
   block.score_scale = score_scale(input, params) * std::numbers::log2e_v<float>;
   block.dim = round_up(input.q.dim(), kernels.dim_align);
   block.v_dim = round_up(v_dim, kValueAlign);

@@ -10,7 +10,8 @@ namespace minference::cpu {
 // Rows of one KV head of one sequence of `tensor` (the input's k or v).
 class RowSource {
  public:
-  RowSource(const AttentionInput& input, const TensorView& tensor, std::int64_t b, std::int64_t head)
+  RowSource(const AttentionInput& input, const TensorView& tensor, std::int64_t b,
+            std::int64_t head)
       : tensor_(tensor), b_(b), head_(head) {
     if (!input.block_table.empty()) {
       pages_ = input.block_table.data() + b * input.pages_per_sequence;

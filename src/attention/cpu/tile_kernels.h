@@ -56,9 +56,9 @@ struct VectorGemm {
       for (std::int64_t step = 0; step < layout.steps; ++step) {
         typename Isa::Operand columns[kCols];
         for (int j = 0; j < kCols; ++j) {
-          columns[j] = Isa::load_operand(block_b + (j / kVecs) * layout.panel_stride +
-                                         (step * kPanelWidth + (j % kVecs) * Isa::kLanes) *
-                                             Isa::kPair);
+          columns[j] =
+              Isa::load_operand(block_b + (j / kVecs) * layout.panel_stride +
+                                (step * kPanelWidth + (j % kVecs) * Isa::kLanes) * Isa::kPair);
         }
         for (int i = 0; i < kRows; ++i) {
           const typename Isa::Operand row = Isa::broadcast(block_a + i * lda + step * Isa::kPair);
@@ -202,8 +202,8 @@ struct TileKernels {
   }
 
   static void compute_scores(const RowBlock& block, const void* keys, std::int64_t n_keys) {
-    const PanelLayout layout{n_keys / kPanelWidth, kPanelWidth * block.dim,
-                             block.dim / Isa::kPair, 1, 0};
+    const PanelLayout layout{n_keys / kPanelWidth, kPanelWidth * block.dim, block.dim / Isa::kPair,
+                             1, 0};
     Isa::gemm(static_cast<const Elem*>(block.q), block.dim, block.rows,
               static_cast<const Elem*>(keys), layout, block.scores, kTileKeys, false);
   }
@@ -212,8 +212,7 @@ struct TileKernels {
   static Vec soft_cap(Vec score, float cap) {
     constexpr float kTwoLog2E = 2.885390081777927F;
     const Vec e = Isa::exp2_exact(Isa::mul(score, Isa::set1(kTwoLog2E / cap)));
-    return Isa::sub(Isa::set1(cap),
-                    Isa::div(Isa::set1(2.0F * cap), Isa::add(e, Isa::set1(1.0F))));
+    return Isa::sub(Isa::set1(cap), Isa::div(Isa::set1(2.0F * cap), Isa::add(e, Isa::set1(1.0F))));
   }
 
   // Loads a row of scores, scales, caps and masks it.
@@ -322,8 +321,7 @@ struct TileKernels {
   }
 
   static void probabilities(RowBlock& block, const void* keys, std::int64_t n_keys,
-                            const std::uint64_t* mask, const float* log_sum,
-                            float* probabilities) {
+                            const std::uint64_t* mask, const float* log_sum, float* probabilities) {
     compute_scores(block, keys, n_keys);
     if (n_keys == kTileKeys) {
       probability_rows<kTileKeys / Isa::kLanes>(block, mask, log_sum, probabilities);

@@ -34,10 +34,10 @@ struct Avx512Bf16Vector : Avx512Vector {
   }
   // out[16][2] = pairs of (first[i], second[i])
   static void interleave_16(const float* first, const float* second, Elem* out) {
-    const __m512i low = _mm512_cvtepu16_epi32(
-        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load(first))));
-    const __m512i high = _mm512_cvtepu16_epi32(
-        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load(second))));
+    const __m512i low =
+        _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load(first))));
+    const __m512i high =
+        _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load(second))));
     _mm512_storeu_si512(out, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
   }
   template <int kVecs>

@@ -49,7 +49,7 @@ struct F32Isa : Vector {
 
 // Minimax coefficients of 2^x on [0, 1) by relative error, constant term first: about 2e-9 before
 // rounding (f32 results) and 7e-5 (results that are rounded to bf16 next, whose unit is 4e-3).
-inline constexpr float kExp2Exact[7] = {1.0F,         0.693147F,     0.24022983F,  0.05548334F,
+inline constexpr float kExp2Exact[7] = {1.0F,         0.693147F,     0.24022983F,   0.05548334F,
                                         0.009678841F, 0.0012439688F, 0.00021702255F};
 inline constexpr float kExp2Coarse[4] = {0.9999252F, 0.69583356F, 0.22606716F, 0.07802452F};
 
