@@ -17,11 +17,27 @@ bool is_output(const ggml_tensor* weight) {
   return name.starts_with("output") || name.starts_with("token_embd");
 }
 
+bool is_k_quant(ggml_type type) {
+  return type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q5_K || type == GGML_TYPE_Q6_K;
+}
+
 }  // namespace
 
 std::int64_t linear_min_rows(ggml_type type, IsaLevel level) {
+  constexpr std::int64_t kAlways = 64;
   if (!weight_format(type)) return 0;
-  return isa_is_bf16(level) ? 64 : 0;
+  if (level == IsaLevel::kAmxBf16) return kAlways;
+  // ggml multiplies k-quants in 8-bit integers, which beats bf16 pairs and f32.
+  if (is_k_quant(type)) return 0;
+  if (level == IsaLevel::kAvx512Bf16) return kAlways;
+  // In f32 only the formats win for which ggml has neither tiles nor a repacked layout.
+  const bool plain_in_ggml = type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q5_0 ||
+                             type == GGML_TYPE_Q5_1 || type == GGML_TYPE_Q8_0;
+  return level == IsaLevel::kAvx512 && plain_in_ggml ? kAlways : 0;
+}
+
+bool prefers_plain_layout(ggml_type type, IsaLevel level) {
+  return linear_min_rows(type, level) > 0 || (is_k_quant(type) && level >= IsaLevel::kAvx512);
 }
 
 bool takes_linear(const ggml_tensor* op, IsaLevel level, ggml_backend_buffer_type_t own_type) {
@@ -29,14 +45,15 @@ bool takes_linear(const ggml_tensor* op, IsaLevel level, ggml_backend_buffer_typ
   const ggml_tensor* weight = op->src[0];
   const ggml_tensor* activations = op->src[1];
   // Only weights: products of attention without flash attention have computed operands.
-  if (weight->buffer == nullptr || weight->op != GGML_OP_NONE ||
-      (weight->buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
-       weight->buffer->buft != own_type)) {
-    return false;
+  if (weight->buffer == nullptr || weight->op != GGML_OP_NONE || is_output(weight)) return false;
+  if (weight->buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS) {
+    // llama.cpp asks where to put a weight that it is about to load.
+    return weight->buffer->buft == own_type && is_matrix(weight) &&
+           prefers_plain_layout(weight->type, level);
   }
   const std::int64_t min_rows = linear_min_rows(weight->type, level);
-  return min_rows > 0 && activations->ne[1] >= min_rows && !is_output(weight) &&
-         is_matrix(weight) && is_matrix(activations) && op->type == GGML_TYPE_F32 &&
+  return min_rows > 0 && activations->ne[1] >= min_rows && is_matrix(weight) &&
+         is_matrix(activations) && op->type == GGML_TYPE_F32 &&
          activations->type == GGML_TYPE_F32 && activations->nb[0] == sizeof(float) &&
          activations->nb[1] % sizeof(float) == 0 && op->nb[0] == sizeof(float) &&
          op->nb[1] % sizeof(float) == 0 &&

@@ -8,8 +8,12 @@
 namespace minference::llama_host {
 
 // Fewest rows of a batch from which linear() beats ggml for weights of this type at this level, or
-// 0 for never. Measured with bench/linear_bench; see docs/performance.md.
+// 0 for never. Measured with linear_bench; see docs/performance.md.
 std::int64_t linear_min_rows(ggml_type type, IsaLevel level);
+
+// True when weights of this type are faster in ggml's plain layout than repacked, whoever computes:
+// linear() reads only that layout, and ggml's own tiles for k-quants do as well.
+bool prefers_plain_layout(ggml_type type, IsaLevel level);
 
 // Decides by shapes, types and where the weight lies. `own_type` is the plug-in's weight buffer type:
 // while a model is loaded, llama.cpp asks with an empty buffer of that type.

@@ -120,29 +120,36 @@ TEST(Weights, OnlyProductsOfWeightsAreTaken) {
   buffer.buft = &own_type;
   buffer.usage = GGML_BACKEND_BUFFER_USAGE_ANY;
   ggml_context* context = ggml_init({1 << 20, nullptr, true});
-  ggml_tensor* weight = ggml_new_tensor_2d(context, GGML_TYPE_Q4_K, 512, 256);
+  ggml_tensor* weight = ggml_new_tensor_2d(context, GGML_TYPE_Q8_0, 512, 256);
+  ggml_tensor* k_quant = ggml_new_tensor_2d(context, GGML_TYPE_Q4_K, 512, 256);
+  k_quant->buffer = &buffer;
   const auto product = [&](ggml_tensor* left, std::int64_t tokens) {
     return ggml_mul_mat(context, left, ggml_new_tensor_2d(context, GGML_TYPE_F32, 512, tokens));
   };
   EXPECT_FALSE(takes_linear(product(weight, 512), level, &own_type)) << "no buffer yet";
   weight->buffer = &buffer;
+  // While loading: both are kept in plain layout, on machines where that is the faster one.
   EXPECT_TRUE(takes_linear(product(weight, 512), level, &own_type));
-  EXPECT_TRUE(takes_linear(product(weight, 64), level, &own_type));
-  EXPECT_FALSE(takes_linear(product(weight, 63), level, &own_type));
+  EXPECT_TRUE(takes_linear(product(k_quant, 512), level, &own_type));
   EXPECT_FALSE(takes_linear(product(weight, 512), IsaLevel::kGeneric, &own_type));
-
   ggml_backend_buffer_type other_type{};
   buffer.buft = &other_type;
   EXPECT_FALSE(takes_linear(product(weight, 512), level, &own_type)) << "a computed operand";
+
   buffer.usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
   EXPECT_TRUE(takes_linear(product(weight, 512), level, &own_type));
+  EXPECT_TRUE(takes_linear(product(weight, 64), level, &own_type));
+  EXPECT_FALSE(takes_linear(product(weight, 63), level, &own_type));
+  EXPECT_FALSE(takes_linear(product(k_quant, 512), level, &own_type)) << "ggml is faster";
+  EXPECT_TRUE(takes_linear(product(k_quant, 512), IsaLevel::kAmxBf16, &own_type));
+  EXPECT_FALSE(takes_linear(product(weight, 512), IsaLevel::kGeneric, &own_type));
   ggml_set_name(weight, "output.weight");
   EXPECT_FALSE(takes_linear(product(weight, 512), level, &own_type));
 
   ggml_tensor* foreign = ggml_new_tensor_2d(context, GGML_TYPE_IQ4_XS, 512, 256);
   foreign->buffer = &buffer;
   EXPECT_FALSE(takes_linear(product(foreign, 512), level, &own_type));
-  ggml_tensor* experts = ggml_new_tensor_3d(context, GGML_TYPE_Q4_K, 512, 256, 2);
+  ggml_tensor* experts = ggml_new_tensor_3d(context, GGML_TYPE_Q8_0, 512, 256, 2);
   experts->buffer = &buffer;
   EXPECT_FALSE(takes_linear(
       ggml_mul_mat(context, experts, ggml_new_tensor_3d(context, GGML_TYPE_F32, 512, 512, 2)),
