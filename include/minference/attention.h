@@ -27,7 +27,8 @@ struct VisibilityMask {
   bool empty() const { return words == nullptr; }
 };
 
-// What attention reads. Nothing is copied or kept.
+// What attention reads. Nothing is copied or kept. A NaN in a key or value that a row does not see may
+// still reach the row when both lie in one tile; keys at and beyond kv_len are never read.
 struct AttentionInput {
   TensorView q;  // [batch, q_tokens, q_heads, head_dim], f32, f16 or bf16
   // [batch, kv_tokens, kv_heads, head_dim] and [batch, kv_tokens, kv_heads, v_head_dim], or, with a
@@ -88,6 +89,7 @@ struct Stats {
     return causal_pairs > 0 ? static_cast<double>(kept_pairs) / static_cast<double>(causal_pairs)
                             : 1.0;
   }
+  // Sums figures and fallbacks; different methods are joined as "a+b", of the levels the lower stays.
   void add(const Stats& other);
 };
 

@@ -19,10 +19,6 @@ constexpr std::int64_t kChunk = LinearWeight::kUnpackChunk;
 constexpr std::int64_t kMaxColumns = 64;  // weight rows that a task unpacks
 constexpr std::int64_t kTasksPerThread = 4;
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 class Product {
  public:
   Product(const float* a, std::int64_t a_stride, std::int64_t tokens, const LinearWeight& weight,

@@ -24,6 +24,10 @@ inline constexpr std::int64_t kMaxLanes = 16;     // f32 lanes of the widest vec
 inline constexpr std::int64_t kValueAlign = 16;   // v_head_dim is padded to a multiple
 inline constexpr std::int64_t kMaxHeadDim = 256;  // of q, k and of v
 
+inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 // Online-softmax state and operands of one row block, in the caller's scratch memory. Scores are in
 // log2 units: log2(e) is folded into the scale, so that exponentials are exp2.
 struct RowBlock {

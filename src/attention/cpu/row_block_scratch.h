@@ -9,10 +9,6 @@
 
 namespace minference::cpu {
 
-inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 // The scale of the scores; params.scale 0 means 1 / sqrt(head_dim).
 float score_scale(const AttentionInput& input, const AttentionParams& params);
 
