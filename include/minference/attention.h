@@ -76,7 +76,7 @@ struct AttentionOutput {
 
 // What a call did.
 struct Stats {
-  std::string method;  // name of the method whose index was used, "dense" without one
+  std::string method;  // name of the method; "dense" without index, "sparse" for a bare one
   IsaLevel isa = IsaLevel::kGeneric;
   std::int64_t kept_pairs = 0;    // (row, key) pairs computed, over all query heads
   std::int64_t causal_pairs = 0;  // pairs that dense attention under the same mask computes

@@ -2,6 +2,7 @@
 
 #include "attention/cpu/executor.h"
 #include "attention/precision.h"
+#include "attention/validate.h"
 
 namespace minference {
 
@@ -22,9 +23,7 @@ Stats attention(const AttentionInput& input, const AttentionParams& params,
                 const AttentionOutput& output, const SparseIndex* index) {
   validate(input, params, output);
   if (index != nullptr) {
-    const std::int64_t kv_tokens =
-        input.block_table.empty() ? input.k.tokens() : input.pages_per_sequence * input.k.tokens();
-    validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(), kv_tokens);
+    validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(), key_capacity(input));
   }
   return attention_cpu(input, params, output, index, choose_isa(allows_bf16(input, params)));
 }

@@ -133,6 +133,7 @@ void print_json(const RunOptions& options, const Engine& engine, const RunResult
   json["threads"] = engine.threads();
   json["isa"] = nullptr;
   json["fallbacks"] = nlohmann::ordered_json::object();
+  json["declined"] = nlohmann::ordered_json::array();
   if (result.totals) {
     json["kept_fraction"] = or_null(result.totals->kept_fraction);
     json["mass_recall"] = or_null(result.totals->mass_recall);
@@ -141,6 +142,7 @@ void print_json(const RunOptions& options, const Engine& engine, const RunResult
     json["linear_seconds"] = result.totals->linear_seconds;
     json["isa"] = or_null(result.totals->isa);
     json["fallbacks"] = result.totals->fallbacks;
+    json["declined"] = result.totals->declined;
   }
   std::printf("%s\n", json.dump().c_str());
 }

@@ -67,7 +67,8 @@ struct Worker {
 double head_recall(const KernelTable& kernels, const AttentionInput& input,
                    const SequenceGeometry& geometry, const HeadIndex* head, std::int64_t b,
                    std::int64_t h, std::int64_t rows, Worker& worker) {
-  rows = std::min({rows, geometry.q_len, kTileRows});
+  static_assert(kMaxGuardRows <= kTileRows);
+  rows = std::min(rows, geometry.q_len);
   const auto row_at = [&](std::int64_t i) { return geometry.q_len * (i + 1) / rows - 1; };
   worker.all.load(b, h, rows, row_at);
   worker.kept.load(b, h, rows, row_at);
@@ -116,8 +117,9 @@ double head_recall(const KernelTable& kernels, const AttentionInput& input,
 
 std::vector<double> mass_recall(const AttentionInput& input, const AttentionParams& params,
                                 const SparseIndex& index, std::int64_t rows) {
-  if (rows < 1) {
-    throw InvalidArgument("guard rows is " + std::to_string(rows) + "; legal: 1 or more");
+  if (rows < 1 || rows > kMaxGuardRows) {
+    throw InvalidArgument("guard rows is " + std::to_string(rows) + "; legal: 1 to " +
+                          std::to_string(kMaxGuardRows));
   }
   validate_input(input, params);
   validate(index, input.q.batch(), input.q.heads(), input.q.tokens(), key_capacity(input));

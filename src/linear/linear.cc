@@ -42,7 +42,7 @@ class Product {
     });
     std::int64_t columns = kMaxColumns;
     const std::int64_t wanted = kTasksPerThread * threads_;
-    while (columns > kPanelKeys && weight_.rows / columns < wanted) columns /= 2;
+    while (columns > kPanelWidth && weight_.rows / columns < wanted) columns /= 2;
     const std::int64_t column_tasks = (weight_.rows + columns - 1) / columns;
     // Splitting the tokens unpacks the weight again, so it is the second choice.
     const std::int64_t row_blocks = (tokens_ + kTileRows - 1) / kTileRows;
@@ -58,8 +58,6 @@ class Product {
   }
 
  private:
-  static constexpr std::int64_t kPanelKeys = 16;
-
   struct Scratch {
     AlignedBuffer<float> unpacked;     // [kMaxColumns][kChunk]
     AlignedBuffer<std::byte> weights;  // packed panels
@@ -92,12 +90,12 @@ class Product {
                          packed + begin * width * kernels_.element_size);
     }
     kernels_.enter();
-    const std::int64_t panels = (count + kPanelKeys - 1) / kPanelKeys;
+    const std::int64_t panels = (count + kPanelWidth - 1) / kPanelWidth;
     for (std::int64_t row = row_begin; row < row_end; row += kTileRows) {
       const std::int64_t rows = std::min(kTileRows, row_end - row);
       float* out = c_ + row * c_stride_ + first;
       // Kernels write whole tiles of 16 columns and, with AMX, of 16 rows.
-      const bool whole = rows == kTileRows && count == panels * kPanelKeys;
+      const bool whole = rows == kTileRows && count == panels * kPanelWidth;
       float* to = whole ? out : scratch.edge.data();
       const std::int64_t to_stride = whole ? c_stride_ : kMaxColumns;
       const std::byte* a = activations_.data() + row * depth_ * kernels_.element_size;

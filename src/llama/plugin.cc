@@ -1,8 +1,10 @@
-// The ggml backend: registry, device and backend objects around compute_flash_attention().
+// The ggml backend: registry, device and backend objects around compute_flash_attention() and
+// compute_linear().
 //
-// The device is of type ACCEL, which llama.cpp ranks above the CPU, reports the CPU's own buffer
-// type and accepts every host buffer: the scheduler then hands it each operation that it claims,
-// without copies. ggml's structures here come from a private header, hence the version check.
+// The computing device is of type ACCEL, which llama.cpp ranks above the CPU, reports the CPU's own
+// buffer type and accepts every host buffer: the scheduler then hands it each operation that it
+// claims, without copies. A second device only offers a buffer type for weights. All of ggml's
+// structures here come from a private header, hence the version check.
 #include "llama/plugin.h"
 
 #include <chrono>
@@ -104,7 +106,7 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
     }
     return GGML_STATUS_SUCCESS;
   } catch (const std::bad_alloc&) {
-    say("error: out of memory in attention");
+    say("error: out of memory");
     return GGML_STATUS_ALLOC_FAILED;
   } catch (const std::exception& e) {
     say(std::string("error: ") + e.what());

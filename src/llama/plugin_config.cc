@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "minference/error.h"
+#include "minference/guard.h"
 #include "minference/isa.h"
 
 namespace minference::llama_host {
@@ -36,7 +37,7 @@ constexpr std::array<Variable, kVariableCount> kVariables{{
     {"MINFERENCE_PRECISION", "precision", "auto, f32 or bf16", "auto"},
     {"MINFERENCE_LINEAR", "linear", "0 (llama.cpp's) or 1 (ours where they win)", "1"},
     {"MINFERENCE_GUARD", "guard", "off or report", "off"},
-    {"MINFERENCE_GUARD_ROWS", "guard_rows", "an integer from 1 to 4096", "16"},
+    {"MINFERENCE_GUARD_ROWS", "guard_rows", "an integer from 1 to 64", "16"},
     {"MINFERENCE_LOG", "log", "0 (errors only) or 1 (load line and a table at exit)",
      "the load line only"},
 }};
@@ -147,7 +148,7 @@ PluginConfig build(const Given& given) {
     if (*text != "off" && *text != "report") given.refuse(kGuard);
     config.guard = *text == "report";
   }
-  read_integer(given, kGuardRows, 1, 4096, config.guard_rows);
+  read_integer(given, kGuardRows, 1, kMaxGuardRows, config.guard_rows);
   if (const std::string* text = given.find(kLog)) {
     if (*text != "0" && *text != "1") given.refuse(kLog);
     config.log = *text == "0" ? LogLevel::kQuiet : LogLevel::kSummary;

@@ -1,4 +1,4 @@
-// The methods' factory functions: the one list to extend when a method is added.
+// The methods' factory functions, which attention_methods() in method.cc lists for users.
 #pragma once
 
 #include "minference/method.h"

@@ -73,7 +73,7 @@ TEST(Cli, RunPrintsOneJsonObject) {
                       "model", "method", "prompt_tokens", "answer_tokens", "answer", "load_seconds",
                       "ttft_seconds", "prefill_tokens_per_second", "decode_tokens_per_second",
                       "kept_fraction", "mass_recall", "index_seconds", "attention_seconds",
-                      "linear_seconds", "threads", "isa", "fallbacks"}));
+                      "linear_seconds", "threads", "isa", "fallbacks", "declined"}));
   EXPECT_EQ(json["method"], "vertical_slash");
   EXPECT_EQ(json["threads"], 2);
   EXPECT_GT(json["prompt_tokens"], 500);

@@ -71,14 +71,23 @@ TEST_F(Config, EveryVariableArrives) {
 
 TEST_F(Config, IllegalValuesAreRefusedByName) {
   const std::pair<const char*, const char*> cases[] = {
-      {"MINFERENCE_ATTN", "foo"},           {"MINFERENCE_LINEAR", "yes"},
-      {"MINFERENCE_ATTN_OPTS", "nonsense"}, {"MINFERENCE_ATTN_OPTS", "no_such_option=1"},
-      {"MINFERENCE_ATTN_OPTS", "=,"},       {"MINFERENCE_PATTERN", "/no/such/file.json"},
-      {"MINFERENCE_MIN_ROWS", "63"},        {"MINFERENCE_MIN_ROWS", "abc"},
-      {"MINFERENCE_MIN_ROWS", "-64"},       {"MINFERENCE_MIN_ROWS", "64 "},
-      {"MINFERENCE_MIN_KV", "0"},           {"MINFERENCE_MIN_KV", "99999999999999999999"},
-      {"MINFERENCE_PRECISION", "fp8"},      {"MINFERENCE_GUARD", "on"},
-      {"MINFERENCE_GUARD_ROWS", "0"},       {"MINFERENCE_LOG", "2"}};
+      {"MINFERENCE_ATTN", "foo"},
+      {"MINFERENCE_LINEAR", "yes"},
+      {"MINFERENCE_GUARD_ROWS", "65"},
+      {"MINFERENCE_ATTN_OPTS", "nonsense"},
+      {"MINFERENCE_ATTN_OPTS", "no_such_option=1"},
+      {"MINFERENCE_ATTN_OPTS", "=,"},
+      {"MINFERENCE_PATTERN", "/no/such/file.json"},
+      {"MINFERENCE_MIN_ROWS", "63"},
+      {"MINFERENCE_MIN_ROWS", "abc"},
+      {"MINFERENCE_MIN_ROWS", "-64"},
+      {"MINFERENCE_MIN_ROWS", "64 "},
+      {"MINFERENCE_MIN_KV", "0"},
+      {"MINFERENCE_MIN_KV", "99999999999999999999"},
+      {"MINFERENCE_PRECISION", "fp8"},
+      {"MINFERENCE_GUARD", "on"},
+      {"MINFERENCE_GUARD_ROWS", "0"},
+      {"MINFERENCE_LOG", "2"}};
   for (const auto& [name, value] : cases) {
     const std::string message = refusal(name, value);
     EXPECT_NE(message.find(name), std::string::npos) << name << "=" << value << ": " << message;

@@ -73,7 +73,7 @@ TEST(MassRecall, AllRows) {
     c.q_heads = 6;
     c.pattern = pattern;
     expect_exact(c, 60);
-    expect_exact(c, 1000);
+    expect_exact(c, kMaxGuardRows);
     c.q_len = 200;
     expect_exact(c, 1);
   }
@@ -128,6 +128,7 @@ TEST(MassRecall, RefusesWhatAttentionRefuses) {
   const AttentionInput input = problem.input();
   EXPECT_THROW(mass_recall(input, problem.params, *problem.index(), 0), InvalidArgument);
   EXPECT_THROW(mass_recall(input, problem.params, *problem.index(), -5), InvalidArgument);
+  EXPECT_THROW(mass_recall(input, problem.params, *problem.index(), 65), InvalidArgument);
   AttentionInput bad = input;
   bad.k.shape[3] = 32;
   EXPECT_THROW(mass_recall(bad, problem.params, *problem.index(), 8), InvalidArgument);

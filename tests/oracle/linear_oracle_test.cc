@@ -46,7 +46,7 @@ double exact(const Matrix& a, const Matrix& w, std::int64_t m, std::int64_t n) {
 }
 
 constexpr std::int64_t kShapes[][3] = {  // tokens, weight rows, weight cols
-    {1, 1, 1},     {1, 64, 256},  {2, 15, 17},    {63, 64, 255},  {64, 64, 257},
+    {1, 1, 1},     {1, 64, 256},  {2, 15, 17},     {63, 64, 255},   {64, 64, 257},
     {65, 129, 64}, {17, 100, 40}, {130, 192, 576}, {128, 48, 1000}, {100, 16, 513}};
 
 // Small integers are exact in bf16 and their sums exact in f32: every level must agree to the bit,
@@ -91,8 +91,8 @@ TEST(LinearOracle, ErrorStaysWithinOperandRounding) {
         for (std::int64_t n = 0; n < rows; ++n) {
           double magnitude = 0.0;
           for (std::int64_t k = 0; k < cols; ++k) {
-            magnitude += std::abs(static_cast<double>(a.values[m * cols + k]) *
-                                  w.values[n * cols + k]);
+            magnitude +=
+                std::abs(static_cast<double>(a.values[m * cols + k]) * w.values[n * cols + k]);
           }
           const double bound = magnitude * (isa_is_bf16(level) ? 0x1p-8 : 0x1p-20);
           ASSERT_NEAR(c[m * rows + n], exact(a, w, m, n), bound) << isa_name(level);

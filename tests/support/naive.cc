@@ -47,8 +47,8 @@ struct Head {
   }
 };
 
-// One query row: fills `out` and returns the LSE. sees: [kv_len]; q: scaled and rounded.
-float attend(const std::vector<float>& q, const Head& head, const std::uint8_t* sees,
+// One query row: fills `out` and returns the LSE. sees: [kv_len]; q: rounded.
+float attend(const std::vector<float>& q, const Head& head, const std::uint8_t* sees, float scale,
              float soft_cap, float sink, bool bf16, std::vector<float>& out) {
   const std::size_t kv_len = head.values.size() / out.size();
   std::vector<float> scores(kv_len, 0.0F);
@@ -62,6 +62,7 @@ float attend(const std::vector<float>& q, const Head& head, const std::uint8_t* 
   for (std::size_t key = 0; key < kv_len; ++key) {
     if (sees[key] == 0) continue;
     any = true;
+    scores[key] *= scale;
     if (soft_cap > 0) scores[key] = soft_cap * std::tanh(scores[key] / soft_cap);
     maximum = std::max(maximum, scores[key]);
   }
@@ -96,11 +97,10 @@ void naive_attention(const AttentionInput& input, const AttentionParams& params,
       for (std::int64_t row = 0; row < query_length(input, b); ++row) {
         const void* q_row = input.q.row(b, row, h);
         for (std::size_t d = 0; d < q.size(); ++d) {
-          q[d] = rounded(load_element(q_row, input.q.dtype, static_cast<std::int64_t>(d)) * scale,
-                         bf16);
+          q[d] = rounded(load_element(q_row, input.q.dtype, static_cast<std::int64_t>(d)), bf16);
         }
-        const float lse = attend(q, head, mask.data() + row * key_length(input, b), params.soft_cap,
-                                 sink, bf16, out);
+        const float lse = attend(q, head, mask.data() + row * key_length(input, b), scale,
+                                 params.soft_cap, sink, bf16, out);
         void* out_row = output.out.row(b, row, h);
         for (std::size_t d = 0; d < out.size(); ++d) {
           store_element(out_row, output.out.dtype, static_cast<std::int64_t>(d), out[d]);

@@ -6,8 +6,8 @@
 
 namespace minference::test {
 
-// Over the same explicit mask as the reference, with every sum in f32. With `bf16`, q * scale, k, v
-// and the exponentials are rounded to bf16 before they are multiplied, as matrix units do.
+// Over the same explicit mask as the reference, with every sum in f32. With `bf16`, q, k, v and
+// the exponentials are rounded to bf16 before they are multiplied, as matrix units do.
 void naive_attention(const AttentionInput& input, const AttentionParams& params,
                      const AttentionOutput& output, const SparseIndex* index, bool bf16);
 

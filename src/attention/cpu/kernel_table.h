@@ -20,6 +20,7 @@ namespace minference::cpu {
 inline constexpr std::int64_t kTileRows = 64;     // query rows of a row block
 inline constexpr std::int64_t kTileKeys = 64;     // keys of a full tile
 inline constexpr std::int64_t kKeyGranule = 32;   // tiles start at multiples of this
+inline constexpr std::int64_t kPanelWidth = 16;   // keys, or columns, of one packed panel
 inline constexpr std::int64_t kMaxLanes = 16;     // f32 lanes of the widest vector
 inline constexpr std::int64_t kValueAlign = 16;   // v_head_dim is padded to a multiple
 inline constexpr std::int64_t kMaxHeadDim = 256;  // of q, k and of v

@@ -9,9 +9,6 @@
 
 namespace minference::cpu {
 
-// The scale of the scores; params.scale 0 means 1 / sqrt(head_dim).
-float score_scale(const AttentionInput& input, const AttentionParams& params);
-
 class RowBlockScratch {
  public:
   RowBlock block;

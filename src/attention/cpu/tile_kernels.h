@@ -27,7 +27,6 @@ struct PanelLayout {
   std::int64_t block_stride;
 };
 
-inline constexpr std::int64_t kPanelWidth = 16;
 // Rescaling is put off until a score exceeds the shift by this many octaves: exponentials stay below
 // 2^8, far from overflow, and most tiles leave the accumulator alone.
 inline constexpr float kShiftSlack = 8.0F;
@@ -122,7 +121,7 @@ struct TileKernels {
     alignas(64) float row[kMaxHeadDim];
     alignas(64) Elem block[kPanelWidth * kMaxHeadDim + 2 * kPanelWidth];
     auto* out = static_cast<Elem*>(packed);
-    const std::int64_t padded_n = (n + kKeyGranule - 1) / kKeyGranule * kKeyGranule;
+    const std::int64_t padded_n = round_up(n, kKeyGranule);
     for (std::int64_t key = 0; key < padded_n; key += kPanelWidth) {
       for (std::int64_t i = 0; i < kPanelWidth; ++i) {
         Elem* to = block + i * padded_dim;
@@ -142,7 +141,7 @@ struct TileKernels {
                           std::int64_t padded_dim, void* packed) {
     alignas(64) float pair[Isa::kPair][kMaxHeadDim];
     auto* out = static_cast<Elem*>(packed);
-    const std::int64_t padded_n = (n + kKeyGranule - 1) / kKeyGranule * kKeyGranule;
+    const std::int64_t padded_n = round_up(n, kKeyGranule);
     for (std::int64_t key = 0; key < padded_n; key += Isa::kPair) {
       for (std::int64_t i = 0; i < Isa::kPair; ++i) {
         if (key + i < n) {

@@ -1,4 +1,4 @@
-// F32Kernels: what every level that computes in f32 shares, on top of its vector trait.
+// F32Isa: what every level that computes in f32 shares, on top of its vector trait.
 #pragma once
 
 #include <cstring>
