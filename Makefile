@@ -53,9 +53,9 @@ check-sanitizers: deps ## unit, property and oracle tests under address, undefin
 	scripts/without-aslr.sh ctest --preset tsan --parallel $(NPROC)
 
 bench: configure ## measure attention and matrix products against llama.cpp's own in the same run
-	$(cmake_build) attention_bench linear_bench
-	$(BUILD)/bin/attention_bench
-	$(BUILD)/bin/linear_bench
+	$(cmake_build) minference-cli
+	$(BUILD)/bin/minference bench --attention
+	$(BUILD)/bin/minference bench --linear
 
 format: ## format the C++ sources in place
 	clang-format -i $(sources)

@@ -1,4 +1,4 @@
-#include "ggml_peer.h"
+#include "bench/ggml_peer.h"
 
 #include <ggml-backend.h>
 #include <ggml.h>
@@ -37,7 +37,8 @@ struct Graph {
   }
 
   void open(int threads) {
-    ggml_backend_load_all();
+    // Loading twice would register every module twice.
+    if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == nullptr) ggml_backend_load_all();
     backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
     if (backend == nullptr) throw std::runtime_error("ggml has no CPU backend here");
     set_threads(backend, threads);
@@ -169,6 +170,6 @@ const ggml_tensor* GgmlMatMul::weight() const { return impl_->repacked ? nullptr
 
 bool GgmlMatMul::repacked() const { return impl_->repacked; }
 
-std::string GgmlAttention::version() { return ggml_version(); }
+std::string ggml_library_version() { return ggml_version(); }
 
 }  // namespace minference::bench

@@ -10,6 +10,9 @@
 
 namespace minference::bench {
 
+// Version of the ggml that runs.
+std::string ggml_library_version();
+
 // One causal self-attention call of `tokens` tokens, prepared once and run many times.
 class GgmlAttention {
  public:
@@ -23,14 +26,14 @@ class GgmlAttention {
   void run();
   // [tokens, q_heads, head_dim] of the last run.
   const float* output() const;
-  static std::string version();
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// One matrix product weight [rows, cols] x activations [tokens, cols], prepared once and run many times.
+// One matrix product weight [rows, cols] x activations [tokens, cols], prepared once and run many
+// times.
 class GgmlMatMul {
  public:
   // Quantises `weight` to `type`. repack: let the CPU backend reorder the weight as llama.cpp does,

@@ -1,179 +1,283 @@
 #!/usr/bin/env python3
-"""Time to first token: model x prompt length x attention, through `minference run`, as a table and JSON.
+"""Time to first token beside other engines: `minference bench`, peers, a table, JSON and a plot.
 
 Examples:
   bench/ttft.py -m models/smollm2-135m-instruct-q4_1.gguf --tokens 4k,8000
   bench/ttft.py -m models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --tokens 16k,32000 \\
       --attn stock,dense,vertical_slash:vertical_size=800:slash_size=1000 --json ttft.json --plot ttft.png
+  bench/ttft.py -m model.gguf --tokens 8k --peers vllm_cpu,openvino_genai:dense,openvino_genai:xattention \\
+      --peer-python vllm_cpu=venvs/vllm/bin/python3 --peer-python openvino_genai=venvs/ov/bin/python3
 
-Prompts are the real text, cut to exactly the asked number of tokens. Each run is a process of its own;
-methods of one length follow each other, so that they meet the same machine. Exit codes: 0 done, 2
-anything else, with one line on stderr.
+The methods of one length follow each other, then its peers, so that all meet the same machine. A peer
+NAME[:MODE] is bench/peers/NAME.py, a process of its own that prints one JSON object; one that is not
+installed is left out with its own words. Exit codes: 0 done, 1 a cell or a peer failed (its row says
+why), 2 bad input, 130 interrupted.
 """
 
 import argparse
 import json
-import platform
+import shlex
 import subprocess
 import sys
-import tempfile
-import time
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SLACK_TOKENS = 16  # the prompt may miss the asked length by this much
+NOT_INSTALLED = 3  # a peer's exit code
+COLUMNS = [  # title, key, factor, digits
+    ("TTFT s", "ttft_seconds", 1, 2),
+    ("tokens/s", "prefill_tokens_per_second", 1, 1),
+    ("attention s", "attention_seconds", 1, 2),
+    ("index s", "index_seconds", 1, 2),
+    ("kept %", "kept_fraction", 100, 1),
+    ("peak MiB", "peak_mib", 1, 0),
+    ("speed-up", "speedup_over_stock", 1, 2),
+]
 
 
 class BenchError(Exception):
-    """Ends the run with one line and exit code 2."""
+    """Ends the bench with one line and exit code 2."""
 
 
-def parse_tokens(text):
-    """4k -> 4096, 32000 -> 32000."""
-    lengths = []
+class ChildFailed(Exception):
+    """`minference bench` ended without figures, and has said why."""
+
+    def __init__(self, exit_code):
+        super().__init__()
+        self.exit_code = exit_code
+
+
+def last_line(text, fallback):
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else fallback
+
+
+def parse_length(text):
+    """4k -> 4096; what is legal `minference bench` knows."""
+    factor = 1024 if text[-1:] in ("k", "K") else 1
+    digits = text[:-1] if factor > 1 else text
+    if not (digits.isascii() and digits.isdigit()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a length, for example 8k or 32000")
+    return int(digits) * factor
+
+
+def parse_lengths(text):
+    return [parse_length(item) for item in text.split(",")]
+
+
+def parse_peers(text):
+    """NAME[:MODE],... -> [(name, mode)]; each must have its script."""
+    peers = []
     for item in text.split(","):
-        factor = 1024 if item[-1:] in "kK" else 1
-        digits = item[:-1] if factor > 1 else item
-        if not digits.isdigit() or not 64 <= int(digits) * factor <= 4 * 1024 * 1024:
-            raise argparse.ArgumentTypeError(f"'{item}' is not a length from 64 to 4096k")
-        lengths.append(int(digits) * factor)
-    return lengths
+        name, _, mode = item.partition(":")
+        if not name.isidentifier() or not peer_script(name).is_file():
+            known = ", ".join(sorted(path.stem for path in peer_script("x").parent.glob("*.py")))
+            raise argparse.ArgumentTypeError(f"unknown peer '{item}', expected one of: {known or 'none'}")
+        peers.append((name, mode))
+    return peers
 
 
-def method_options(method):
-    """name[:key=value ...] -> options of `minference run`."""
-    name, *options = method.split(":")
-    words = ["--attn", name]
-    for option in options:
-        words += ["--attn-opt", option]
-    return words
+def parse_interpreter(text):
+    name, separator, path = text.partition("=")
+    if not separator or not name or not path:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=PATH")
+    return name, path
 
 
-def run(binary, arguments):
-    result = subprocess.run([str(binary), "run", *arguments, "--json"], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, check=False)
-    if result.returncode != 0:
-        lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-        raise BenchError(lines[-1])
-    return json.loads(result.stdout)
+def peer_script(name):
+    return ROOT / "bench" / "peers" / f"{name}.py"
 
 
-def cut_prompt(count_tokens, text, tokens):
-    """The beginning of text that has `tokens` tokens, within SLACK_TOKENS below."""
-    size = min(len(text), 3 * tokens)
-    low, high = 0, None
-    for _ in range(24):
-        got = count_tokens(text[:size])
-        if tokens - SLACK_TOKENS <= got <= tokens:
-            return text[:size]
-        if got < tokens:
-            if size == len(text):
-                raise BenchError(f"the text has only {got} tokens, {tokens} were asked for")
-            low = size
-        else:
-            high = size
-        guess = int(size * tokens / got)
-        # Proportion first, bisection once it stops helping.
-        if high is not None and not low < guess < high:
-            guess = (low + high) // 2
-        size = min(len(text), max(guess, low + 1))
-    raise BenchError(f"no prompt of {tokens} tokens was found")
+def peer_label(name, mode):
+    return f"{name}:{mode}" if mode else name
 
 
-def plot(rows, path, title):
+def run_minference(arguments, tokens):
+    """The report of `minference bench` for one length."""
+    binary = arguments.bin_dir / "minference"
+    if not binary.is_file():
+        raise BenchError(f"{binary} is missing: run `make build`")
+    command = [str(binary), "bench", "-m", str(arguments.model), "-p", str(tokens), "--json",
+               "--attn", arguments.attn, "--prompt-file", str(arguments.text),
+               "-r", str(arguments.repetitions), "-n", str(arguments.answer)]
+    if arguments.threads:
+        command += ["-t", str(arguments.threads)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        return json.loads(result.stdout)
+    except json.JSONDecodeError:
+        raise ChildFailed(result.returncode) from None
+
+
+def run_peer(arguments, name, mode, tokens, threads):
+    """The row of one peer, or None where it is not installed."""
+    python = dict(arguments.peer_python).get(name, sys.executable)
+    label = peer_label(name, mode)
+    row = {"tokens": tokens, "attention": label}
+    command = [python, str(peer_script(name)), "--model", str(arguments.model), "--prompt-file",
+               str(arguments.text), "--tokens", str(tokens), "--threads", str(threads)]
+    if mode:
+        command += ["--mode", mode]
+    runs = []
+    for _ in range(arguments.repetitions):
+        try:
+            result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                    check=False)
+        except OSError as error:
+            raise BenchError(f"--peer-python {name}={python}: {error.strerror}") from error
+        if result.returncode == NOT_INSTALLED:
+            print(f"{label}: left out: {last_line(result.stderr, 'not installed')}", file=sys.stderr)
+            return None
+        try:
+            if result.returncode != 0:
+                raise ValueError(last_line(result.stderr, f"exit code {result.returncode}"))
+            run = json.loads(result.stdout)
+            runs.append({key: run[key] for key in ("version", "tokens", "ttft_seconds", "answer_tokens",
+                                                   "peak_mib")})
+        except (ValueError, KeyError, TypeError) as error:
+            return {**row, "error": f"no figures: {error}" if isinstance(error, KeyError) else str(error)}
+    best = min(runs, key=lambda run: run["ttft_seconds"])
+    return {**row,
+            "prompt_tokens": best["tokens"],
+            "ttft_seconds": best["ttft_seconds"],
+            "all_ttft_seconds": [run["ttft_seconds"] for run in runs],
+            "prefill_tokens_per_second": best["tokens"] / best["ttft_seconds"],
+            "peak_mib": max(run["peak_mib"] for run in runs),
+            "answer_tokens": best["answer_tokens"],
+            "version": best["version"],
+            "peer": True}
+
+
+def print_header(width):
+    print(f"{'tokens':>8}  {'attention':<{width}}" + "".join(f" {title:>11}" for title, *_ in COLUMNS))
+
+
+def print_row(row, width):
+    line = f"{row.get('prompt_tokens', row['tokens']):>8}  {row['attention']:<{width}}"
+    if "error" in row:
+        print(f"{line}  failed: {row['error']}", flush=True)
+        return
+    for _, key, factor, digits in COLUMNS:
+        value = row.get(key)
+        line += f" {'-' if value is None else f'{factor * value:.{digits}f}':>11}"
+    print(line, flush=True)
+
+
+def measure(arguments):
+    labels = arguments.attn.split(",") + [peer_label(*peer) for peer in arguments.peers]
+    width = max(len(label) for label in labels)
+    report = None
+    missing = set()
+    for tokens in arguments.tokens:
+        part = run_minference(arguments, tokens)
+        if report is None:
+            report = {**part, "command": shlex.join(sys.argv), "rows": []}
+            print_header(width)
+        rows = part["rows"]
+        for row in rows:
+            print_row(row, width)
+        stock = next((row["ttft_seconds"] for row in rows
+                      if row["attention"] == "stock" and "error" not in row), None)
+        for name, mode in arguments.peers:
+            if (name, mode) in missing:
+                continue
+            row = run_peer(arguments, name, mode, tokens, part["machine"]["threads"])
+            if row is None:
+                missing.add((name, mode))
+                continue
+            if stock and "error" not in row:
+                row["speedup_over_stock"] = stock / row["ttft_seconds"]
+            rows.append(row)
+            print_row(row, width)
+        report["rows"] += rows
+        # After every length, so that an interruption does not lose hours.
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def load_pyplot():
     try:
         import matplotlib
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError as error:
         raise BenchError("--plot needs matplotlib: pip install matplotlib") from error
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
-    for method in dict.fromkeys(row["attn"] for row in rows):
-        points = [(row["prompt_tokens"], row["ttft_seconds"]) for row in rows if row["attn"] == method]
-        axes.plot(*zip(*points), marker="o", label=method)
-    axes.set(xlabel="prompt tokens", ylabel="time to first token, s", title=title, ylim=(0, None))
+    return pyplot
+
+
+def plot(pyplot, report, path):
+    """Lines over lengths, both axes logarithmic; bars where there is one length."""
+    rows = [row for row in report["rows"] if "error" not in row]
+    if not rows:
+        raise BenchError("nothing to plot: every cell failed")
+    lengths = sorted({row["tokens"] for row in rows})
+    labels = list(dict.fromkeys(row["attention"] for row in rows))
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    if len(lengths) > 1:
+        for label in labels:
+            points = sorted((row["prompt_tokens"], row["ttft_seconds"]) for row in rows
+                            if row["attention"] == label)
+            axes.plot(*zip(*points), marker="o", label=label)
+        axes.set(xscale="log", yscale="log", xlabel="prompt tokens")
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+        axes.tick_params(axis="x", which="minor", length=0, labelbottom=False)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(axis="y", which="minor", labelsize=6)
+        axes.legend(fontsize=8)
+    else:
+        seconds = [next(row["ttft_seconds"] for row in rows if row["attention"] == label)
+                   for label in labels]
+        axes.bar_label(axes.bar(labels, seconds), fmt="%.2f")
+        axes.tick_params(axis="x", labelrotation=20, labelsize=8)
+        axes.set(xlabel=f"{lengths[0]} tokens")
+    axes.set(ylabel="time to first token, s")
     axes.grid(alpha=0.3)
-    axes.legend()
+    machine = report["machine"]
+    about = (f"{report['model']}: {machine['processor']}, {machine['threads']} threads, "
+             f"{machine['isa']}, ggml {machine['ggml']}, {machine['date']}")
+    axes.set_title(about + "\n" + textwrap.fill(report["command"], 120), fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-
-
-def processor():
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown processor"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--tokens", type=parse_tokens, default=[4096, 8000],
+    parser.add_argument("--tokens", type=parse_lengths, default=[4096, 8000],
                         help="prompt lengths, for example 4k,8000")
     parser.add_argument("--attn", default="stock,dense,vertical_slash",
                         help="methods, each name[:key=value ...], separated by commas")
-    parser.add_argument("-t", "--threads", type=int, default=0, help="threads, 0 = all")
+    parser.add_argument("-t", "--threads", type=int, default=0, help="threads (default: one per core)")
+    parser.add_argument("-n", "--answer", type=int, default=8, help="tokens of the answer")
     parser.add_argument("-r", "--repetitions", type=int, default=1,
                         help="runs of each cell; the fastest counts")
-    parser.add_argument("--text", type=Path, default=ROOT / "models/text/all.txt")
+    parser.add_argument("--text", type=Path, default=ROOT / "models/text/all.txt",
+                        help="text that prompts are cut from")
     parser.add_argument("--bin-dir", type=Path, default=ROOT / "build/release/bin")
+    parser.add_argument("--peers", type=parse_peers, default=[],
+                        help="other engines, NAME[:MODE] separated by commas")
+    parser.add_argument("--peer-python", type=parse_interpreter, action="append", default=[],
+                        metavar="NAME=PATH", help="Python interpreter of a peer; may be repeated")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, help="also draw them to this PNG file")
+    parser.add_argument("--plot", type=Path, help="also draw them to this image file")
     arguments = parser.parse_args()
-    binary = arguments.bin_dir / "minference"
-    common = ["-m", str(arguments.model), "--no-chat", "--temp", "0"]
-    if arguments.threads > 0:
-        common += ["-t", str(arguments.threads)]
-
-    rows = []
     try:
-        if not binary.is_file():
-            raise BenchError(f"{binary} is missing: run `make build`")
-        text = arguments.text.read_text(encoding="utf-8")
-        print(f"{'tokens':>7} {'attention':<44} {'TTFT s':>8} {'tokens/s':>9} {'attention s':>12} "
-              f"{'index s':>8} {'kept %':>7} {'speed-up':>9}")
-        with tempfile.TemporaryDirectory() as directory:
-            prompt_file = Path(directory) / "prompt.txt"
-
-            def count_tokens(prompt):
-                prompt_file.write_text(prompt, encoding="utf-8")
-                return run(binary, [*common, "-f", str(prompt_file), "--count-tokens"])["prompt_tokens"]
-
-            for tokens in arguments.tokens:
-                prompt_file.write_text(cut_prompt(count_tokens, text, tokens), encoding="utf-8")
-                baseline = None
-                for method in arguments.attn.split(","):
-                    results = [run(binary, [*common, "-f", str(prompt_file), "-n", "8",
-                                            *method_options(method)])
-                               for _ in range(max(1, arguments.repetitions))]
-                    row = min(results, key=lambda result: result["ttft_seconds"])
-                    row["attn"] = method
-                    row["all_ttft_seconds"] = [result["ttft_seconds"] for result in results]
-                    rows.append(row)
-                    baseline = baseline or row["ttft_seconds"]
-                    number = lambda key, digits: ("-" if row.get(key) is None
-                                                  else f"{row[key]:.{digits}f}")
-                    kept = row.get("kept_fraction")
-                    print(f"{row['prompt_tokens']:>7} {method:<44} {row['ttft_seconds']:>8.2f} "
-                          f"{row['prefill_tokens_per_second']:>9.1f} {number('attention_seconds', 2):>12} "
-                          f"{number('index_seconds', 2):>8} "
-                          f"{'-' if kept is None else f'{100 * kept:.1f}':>7} "
-                          f"{baseline / row['ttft_seconds']:>8.2f}x", flush=True)
-        if arguments.json:
-            report = {"date": time.strftime("%Y-%m-%d"), "processor": processor(),
-                      "command": " ".join(sys.argv), "rows": rows}
-            arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        if arguments.plot:
-            plot(rows, arguments.plot,
-                 f"{arguments.model.stem}, {rows[0]['threads']} threads\n{processor()}")
-    except (BenchError, OSError, json.JSONDecodeError) as error:
+        # Before hours of measuring.
+        pyplot = load_pyplot() if arguments.plot else None
+        report = measure(arguments)
+        if pyplot:
+            plot(pyplot, report, arguments.plot)
+    except ChildFailed as error:
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except (BenchError, OSError) as error:
         print(f"ttft.py: error: {error}", file=sys.stderr)
         return 2
-    return 0
+    return 1 if any("error" in row for row in report["rows"]) else 0
 
 
 if __name__ == "__main__":

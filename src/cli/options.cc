@@ -28,14 +28,6 @@ CLI::Validator between(Number min, Number max, const char* kind) {
   return CLI::Validator(check, text);
 }
 
-std::string check_method(std::string& name) {
-  if (name == llama_host::kStock) return {};
-  for (const Method* method : attention_methods()) {
-    if (name == method->name()) return {};
-  }
-  return "unknown method '" + name + "', expected one of " + method_names();
-}
-
 }  // namespace
 
 CLI::Validator integer_between(std::int64_t min, std::int64_t max) {
@@ -53,6 +45,14 @@ std::string method_names() {
   return names + llama_host::kStock;
 }
 
+std::string check_method(const std::string& name) {
+  if (name == llama_host::kStock) return {};
+  for (const Method* method : attention_methods()) {
+    if (name == method->name()) return {};
+  }
+  return "unknown method '" + name + "', expected one of " + method_names();
+}
+
 llama_host::AttentionOptions ModelOptions::attention() const {
   llama_host::AttentionOptions result;
   result.attn = attn;
@@ -67,7 +67,7 @@ llama_host::AttentionOptions ModelOptions::attention() const {
 void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_option("-m,--model", options.model, "Model file (GGUF)")->required();
   command.add_option("--attn", options.attn, "Attention method: " + method_names())
-      ->check(CLI::Validator(check_method, ""))
+      ->check(CLI::Validator([](std::string& name) { return check_method(name); }, ""))
       ->envname("MINFERENCE_ATTN")
       ->capture_default_str();
   command

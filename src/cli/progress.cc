@@ -1,35 +1,20 @@
 #include "cli/progress.h"
 
-#include <unistd.h>
-#include <algorithm>
 #include <cstdio>
 
 namespace minference::cli {
-namespace {
 
-constexpr char kClearLine[] = "\r\033[K";
-
-}  // namespace
-
-Progress::Progress(std::int64_t total)
-    : total_(total),
-      terminal_(isatty(STDERR_FILENO) != 0),
-      start_(std::chrono::steady_clock::now()) {
+Progress::Progress(std::int64_t total) : total_(total), start_(std::chrono::steady_clock::now()) {
   update(0, std::nullopt);
 }
 
-Progress::~Progress() {
-  if (terminal_) std::fputs(kClearLine, stderr);
-}
-
 void Progress::update(std::int64_t done, std::optional<double> kept_fraction) {
-  if (!terminal_) return;
+  if (!line_.visible()) return;
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   constexpr std::int64_t kWidth = 24;
   const std::int64_t filled = total_ > 0 ? kWidth * done / total_ : 0;
-  std::string line = std::string(kClearLine) + "prefill [" +
-                     std::string(static_cast<std::size_t>(filled), '#') +
+  std::string line = "prefill [" + std::string(static_cast<std::size_t>(filled), '#') +
                      std::string(static_cast<std::size_t>(kWidth - filled), '.') + "] " +
                      std::to_string(done) + "/" + std::to_string(total_) + " tokens";
   if (done > 0 && seconds > 0) {
@@ -45,8 +30,7 @@ void Progress::update(std::int64_t done, std::optional<double> kept_fraction) {
     std::snprintf(text, sizeof(text), ", %.1f %% kept", 100.0 * *kept_fraction);
     line += text;
   }
-  std::fputs(line.c_str(), stderr);
-  std::fflush(stderr);
+  line_.show(line);
 }
 
 }  // namespace minference::cli

@@ -1,23 +1,17 @@
 // minference run: one prompt, one answer.
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/prompt_file.h"
 #include "cli/stop_signal.h"
 #include "llama/engine.h"
 #include "llama/model_file.h"
-#include "llama/text.h"
 
 namespace minference::cli {
 namespace {
@@ -46,32 +40,10 @@ struct RunResult {
   std::optional<PluginTotals> totals;
 };
 
-std::string read_all(std::istream& stream) {
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-}
-
 std::string read_prompt(const RunOptions& options) {
-  std::string text;
-  std::string origin = "the prompt";
-  if (options.prompt_file.empty()) {
-    text = options.prompt;
-  } else if (options.prompt_file == "-") {
-    text = read_all(std::cin);
-    origin = "the prompt on standard input";
-  } else {
-    origin = options.prompt_file;
-    std::error_code ignored;
-    if (std::filesystem::is_directory(origin, ignored)) throw IoError(origin + ": is a directory");
-    errno = 0;
-    std::ifstream file(origin, std::ios::binary);
-    if (!file) throw IoError(origin + ": " + std::strerror(errno));
-    text = read_all(file);
-  }
-  if (text.empty()) throw InvalidArgument(origin + " is empty");
-  if (const auto offset = llama_host::find_invalid_utf8(text)) {
-    throw InvalidArgument(origin + " is not valid UTF-8 at byte " + std::to_string(*offset));
-  }
-  return text;
+  if (!options.prompt_file.empty()) return read_prompt_file(options.prompt_file);
+  check_prompt(options.prompt, "the prompt");
+  return options.prompt;
 }
 
 void warn(const std::string& text) {

@@ -14,10 +14,10 @@ namespace {
 TEST(Cli, HelpAndVersion) {
   const ProcessResult help = run_cli({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* word : {"run", "serve", "doctor", "list", "Exit codes"}) {
+  for (const char* word : {"run", "serve", "bench", "doctor", "list", "Exit codes"}) {
     EXPECT_NE(help.out.find(word), std::string::npos) << word;
   }
-  for (const char* command : {"run", "serve", "doctor", "list"}) {
+  for (const char* command : {"run", "serve", "bench", "doctor", "list"}) {
     const ProcessResult result = run_cli({command, "--help"});
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_NE(result.out.find("Example"), std::string::npos) << command;

@@ -224,6 +224,88 @@ TEST(Hostile, ServeChecksBeforeItStarts) {
   expect_refused(run_cli({"serve", "-m", cli_model(), "--ubatch", "0"}), {"64 to 16384"});
 }
 
+ProcessResult bench_with(std::vector<std::string> arguments, const ProcessOptions& options = {}) {
+  arguments.insert(arguments.begin(), {"bench", "-m", cli_model()});
+  return run_cli(arguments, options);
+}
+
+TEST(Hostile, BenchLengths) {
+  for (const char* length : {"0", "-1", "63", "k", "8kk", "1.5k", "abc", "99999999999999999999",
+                             "9007199254740993k", "512,0"}) {
+    SCOPED_TRACE(length);
+    const std::string bad = length == std::string("512,0") ? "0" : length;
+    expect_refused(bench_with({std::string("--tokens=") + length}), {"'" + bad + "'", "64 to"});
+  }
+  expect_refused(bench_with({"-p", "512,16k"}), {"16384", "8192", "trained"});
+  const std::string text = temporary_file("short.txt", cli_text(900));
+  expect_refused(bench_with({"-p", "4k", "--prompt-file", text}), {text, "4096", "tokens"});
+  expect_refused(run_cli({"bench", "--attention", "-p", "63"}), {"'63'", "64 to 4194304"});
+  expect_refused(run_cli({"bench", "--linear", "-p", "65537"}), {"65537", "1 to 65536"});
+}
+
+TEST(Hostile, BenchMethods) {
+  expect_refused(bench_with({"--attn", "dense,no_such_method"}),
+                 {"no_such_method", "vertical_slash", "stock"});
+  expect_refused(bench_with({"--attn", ":a=1"}), {"unknown method ''"});
+  expect_refused(bench_with({"--attn", "stock:a=1"}), {"stock:a=1", "no options"});
+  expect_refused(bench_with({"--attn", "vertical_slash:no_such=1"}), {"no_such", "slash_size"});
+  expect_refused(bench_with({"--attn", "vertical_slash:slash_size"}), {"slash_size", "key=number"});
+  expect_refused(bench_with({"--attn", "dense", "--pattern", "/no/such.json"}),
+                 {"/no/such.json", "minference"});
+  expect_refused(bench_with({"--pattern", "/no/such.json"}), {"/no/such.json"});
+  // Only the model's own process finds that the file is for another model; it ends the bench.
+  const std::string path = temporary_file("other.json", R"([{"0": ["stream_llm", 1, 2, 0.5]}])");
+  expect_refused(bench_with({"-p", "64", "--attn", "minference", "--pattern", path}),
+                 {path, "30", "1 layer"});
+}
+
+TEST(Hostile, BenchFiles) {
+  expect_refused(run_cli({"bench", "-m", "/no/such/model.gguf"}), {"/no/such/model.gguf"});
+  const std::string model = temporary_file("words.gguf", "This is no model.");
+  expect_refused(run_cli({"bench", "-m", model}), {model, "not a GGUF file"});
+  std::ifstream file(cli_model(), std::ios::binary);
+  std::string bytes(20'000'000, '\0');
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  const std::string truncated = temporary_file("truncated.gguf", bytes);
+  expect_refused(run_cli({"bench", "-m", truncated}), {truncated, "corrupted or incomplete"});
+  expect_refused(bench_with({"--prompt-file", "/no/such.txt"}), {"/no/such.txt", "No such file"});
+  const std::string empty = temporary_file("nothing.txt", "");
+  expect_refused(bench_with({"--prompt-file", empty}), {empty, "empty"});
+  const std::string binary = temporary_file("binary.txt", "ab\xFF");
+  expect_refused(bench_with({"--prompt-file", binary}), {binary, "UTF-8"});
+  expect_refused(bench_with({"-o", "/no/such/folder/x.json"}), {"/no/such/folder/x.json"});
+}
+
+TEST(Hostile, BenchOptionsOfTheWrongTable) {
+  expect_refused(run_cli({"bench"}), {"--attention", "--linear", "-m"});
+  expect_refused(run_cli({"bench", "--attention", "--linear"}), {"--attention", "--linear"});
+  expect_refused(bench_with({"--attention"}), {"--attention", "--model"});
+  expect_refused(bench_with({"--rows", "64"}), {"--rows", "--linear"});
+  expect_refused(bench_with({"--kept", "10"}), {"--kept", "--attention"});
+  expect_refused(bench_with({"--isa", "generic"}), {"--isa", "--model"});
+  expect_refused(run_cli({"bench", "--linear", "--attn", "dense"}), {"--attn", "--model"});
+}
+
+TEST(Hostile, BenchNumbersOutsideTheirRange) {
+  const std::vector<std::vector<std::string>> cases = {
+      {"-t", "0"}, {"-t", "513"}, {"-r", "0"}, {"-r", "1001"}, {"-n", "0"}, {"--ubatch", "63"}};
+  for (const std::vector<std::string>& arguments : cases) {
+    SCOPED_TRACE(arguments[0]);
+    expect_refused(bench_with(arguments), {"'" + arguments[1] + "'", " to "});
+  }
+  const auto kernel = [](const char* table, std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"bench", table, "-r", "1"});
+    return run_cli(arguments);
+  };
+  expect_refused(kernel("--attention", {"--kept", "0"}), {"--kept", "0.1"});
+  expect_refused(kernel("--attention", {"--head-dim", "257"}), {"257", "256"});
+  expect_refused(kernel("--attention", {"--heads", "3", "--kv-heads", "2"}), {"3", "2"});
+  expect_refused(kernel("--attention", {"--isa", "no_such_level"}), {"no_such_level", "generic"});
+  expect_refused(kernel("--attention", {"--attn-opt", "no_such=1"}), {"no_such", "slash_size"});
+  expect_refused(kernel("--linear", {"--cols", "300"}), {"300", "256"});
+  expect_refused(kernel("--linear", {"--type", "q9_9"}), {"q9_9", "q4_K"});
+}
+
 // A copy of the command line in a folder of its own: the files that belong beside it are missing.
 TEST(Hostile, MissingCompanions) {
   namespace fs = std::filesystem;
