@@ -94,9 +94,10 @@ double head_recall(const KernelTable& kernels, const AttentionInput& input,
       visible[i] = worker.bits.visible[i * words + key / 64];
       kept[i] = worker.bits.kept[i * words + key / 64];
     }
-    const std::int64_t tile = round_up(count, kKeyGranule);
-    kernels.sum_exponentials(worker.all.block, worker.keys.data(), tile, visible);
-    kernels.sum_exponentials(worker.kept.block, worker.keys.data(), tile, kept);
+    worker.all.load_keys(worker.keys.data(), count, visible);
+    kernels.sum_exponentials(worker.all.block, worker.all.keys);
+    worker.kept.load_keys(worker.keys.data(), count, kept);
+    kernels.sum_exponentials(worker.kept.block, worker.kept.keys);
   }
   kernels.leave();
 

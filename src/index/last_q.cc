@@ -22,14 +22,14 @@ struct Worker {
   RowBlockScratch rows;
   VisibleKeys visible;
   AlignedBuffer<std::byte> keys;       // one packed tile
-  AlignedBuffer<float> probabilities;  // [kTileRows][kTileKeys]
+  AlignedBuffer<float> probabilities;  // [kTileRows][kBatchKeys]
   std::vector<float> columns;
   std::vector<float> diagonals;  // entry i: offset kv_len - 1 - i
 
   Worker(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
       : rows(kernels, input, params, 0),
         keys(kTileKeys * rows.block.dim * kernels.element_size),
-        probabilities(kTileRows * kTileKeys) {}
+        probabilities(kTileRows * kBatchKeys) {}
 };
 
 void estimate_head(const KernelTable& kernels, const AttentionInput& input,
@@ -53,14 +53,14 @@ void estimate_head(const KernelTable& kernels, const AttentionInput& input,
       const std::int64_t count = std::min(tile.count, kv_len - tile.begin);
       source.rows(tile.begin, count, rows);
       kernels.pack_keys(rows, input.k.dtype, count, input.k.dim(), block.dim, worker.keys.data());
+      worker.rows.load_keys(worker.keys.data(), count, tile.mask);
       visit(tile);
     }
   };
 
   kernels.enter();
-  for_each_tile([&](const VisibleKeys::Tile& tile) {
-    kernels.sum_exponentials(block, worker.keys.data(), tile.count, tile.mask);
-  });
+  for_each_tile(
+      [&](const VisibleKeys::Tile&) { kernels.sum_exponentials(block, worker.rows.keys); });
   float log_sum[kTileRows];
   for (std::int64_t r = 0; r < last_q; ++r) {
     const float sum = kernels.row_sum(block, r);
@@ -69,7 +69,7 @@ void estimate_head(const KernelTable& kernels, const AttentionInput& input,
   }
   for_each_tile([&](const VisibleKeys::Tile& tile) {
     float* probabilities = worker.probabilities.data();
-    kernels.probabilities(block, worker.keys.data(), tile.count, tile.mask, log_sum, probabilities);
+    kernels.probabilities(block, worker.rows.keys, log_sum, probabilities);
     // Row r at key c has offset kv_len - last_q + r - c, that is entry c - r + last_q - 1.
     kernels.add_sums(probabilities, last_q, tile.count, worker.columns.data() + tile.begin,
                      worker.diagonals.data() + tile.begin + last_q - 1);

@@ -16,9 +16,13 @@ namespace {
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
 
 constexpr std::int64_t kChunk = LinearWeight::kUnpackChunk;
+constexpr std::int64_t kGroup = 2;        // chunks that a product takes at a time
 constexpr std::int64_t kMaxColumns = 64;  // weight rows that a task unpacks
 constexpr std::int64_t kTasksPerThread = 4;
 
+// Operands are cut into chunks along the depth, which lie one after the other: of the activations
+// [row block][chunk][kTileRows][chunk depth], of a task's weights [chunk][panel][...]. A product
+// takes kGroup chunks at a time, so that what it reads again fits the first-level cache.
 class Product {
  public:
   Product(const float* a, std::int64_t a_stride, std::int64_t tokens, const LinearWeight& weight,
@@ -36,10 +40,7 @@ class Product {
         scratch_(threads_) {}
 
   void run() {
-    parallel_for(tokens_, threads_, [&](std::int64_t row, int) {
-      kernels_.convert_row(a_ + row * a_stride_, weight_.cols, depth_,
-                           activations_.data() + row * depth_ * kernels_.element_size);
-    });
+    parallel_for(tokens_, threads_, [&](std::int64_t row, int) { convert(row); });
     std::int64_t columns = kMaxColumns;
     const std::int64_t wanted = kTasksPerThread * threads_;
     while (columns > kPanelWidth && weight_.rows / columns < wanted) columns /= 2;
@@ -51,9 +52,9 @@ class Product {
     const std::int64_t blocks_per_split = (row_blocks + splits - 1) / splits;
     parallel_for(column_tasks * splits, threads_, [&](std::int64_t task, int thread) {
       const std::int64_t first = task / splits * columns;
-      const std::int64_t row = task % splits * blocks_per_split * kTileRows;
-      multiply(first, std::min(columns, weight_.rows - first), row,
-               std::min(tokens_, row + blocks_per_split * kTileRows), scratch_[thread]);
+      const std::int64_t block = task % splits * blocks_per_split;
+      multiply(first, std::min(columns, weight_.rows - first), block,
+               std::min(row_blocks, block + blocks_per_split), scratch_[thread]);
     });
   }
 
@@ -64,20 +65,30 @@ class Product {
     AlignedBuffer<float> edge;         // [kTileRows][kMaxColumns]
   };
 
-  // c[row_begin ... row_end)[first ... first + count)
-  void multiply(std::int64_t first, std::int64_t count, std::int64_t row_begin,
-                std::int64_t row_end, Scratch& scratch) const {
-    if (row_begin >= row_end) return;
+  // Depth of the chunk that starts at `begin`, padded.
+  std::int64_t chunk_depth(std::int64_t begin) const { return std::min(kChunk, depth_ - begin); }
+
+  std::byte* activations(std::int64_t row_block, std::int64_t begin) {
+    return activations_.data() + (row_block * depth_ + begin) * kTileRows * kernels_.element_size;
+  }
+
+  void convert(std::int64_t row) {
+    for (std::int64_t begin = 0; begin < weight_.cols; begin += kChunk) {
+      const std::int64_t depth = chunk_depth(begin);
+      kernels_.convert_row(
+          a_ + row * a_stride_ + begin, std::min(kChunk, weight_.cols - begin), depth,
+          activations(row / kTileRows, begin) + row % kTileRows * depth * kernels_.element_size);
+    }
+  }
+
+  // Unpacks weight rows [first, first + count).
+  void unpack(std::int64_t first, std::int64_t count, Scratch& scratch) const {
     if (scratch.unpacked.size() == 0) {
       scratch.unpacked = AlignedBuffer<float>(kMaxColumns * kChunk);
       scratch.weights = AlignedBuffer<std::byte>(kMaxColumns * depth_ * kernels_.element_size);
       scratch.edge = AlignedBuffer<float>(kTileRows * kMaxColumns);
     }
     const std::int64_t width = round_up(count, kKeyGranule);
-    const std::int64_t whole_chunks = weight_.cols / kChunk;
-    const std::int64_t tail = weight_.cols % kChunk;
-    const std::int64_t padded_tail = depth_ - whole_chunks * kChunk;
-    std::byte* packed = scratch.weights.data();
     for (std::int64_t begin = 0; begin < weight_.cols; begin += kChunk) {
       const std::int64_t length = std::min(kChunk, weight_.cols - begin);
       const void* rows[kMaxColumns];
@@ -86,27 +97,37 @@ class Product {
         weight_.unpack(weight_.context, first + n, begin, length, out);
         rows[n] = out;
       }
-      kernels_.pack_keys(rows, DType::kF32, count, length, length == kChunk ? kChunk : padded_tail,
-                         packed + begin * width * kernels_.element_size);
+      kernels_.pack_keys(rows, DType::kF32, count, length, chunk_depth(begin),
+                         scratch.weights.data() + begin * width * kernels_.element_size);
     }
+  }
+
+  // c[row blocks][first ... first + count)
+  void multiply(std::int64_t first, std::int64_t count, std::int64_t block_begin,
+                std::int64_t block_end, Scratch& scratch) {
+    if (block_begin >= block_end) return;
+    unpack(first, count, scratch);
     kernels_.enter();
     const std::int64_t panels = (count + kPanelWidth - 1) / kPanelWidth;
-    for (std::int64_t row = row_begin; row < row_end; row += kTileRows) {
-      const std::int64_t rows = std::min(kTileRows, row_end - row);
-      float* out = c_ + row * c_stride_ + first;
+    const std::int64_t width = round_up(count, kKeyGranule);
+    for (std::int64_t block = block_begin; block < block_end; ++block) {
+      const std::int64_t rows = std::min(kTileRows, tokens_ - block * kTileRows);
+      float* out = c_ + block * kTileRows * c_stride_ + first;
       // Kernels write whole tiles of 16 columns and, with AMX, of 16 rows.
       const bool whole = rows == kTileRows && count == panels * kPanelWidth;
       float* to = whole ? out : scratch.edge.data();
       const std::int64_t to_stride = whole ? c_stride_ : kMaxColumns;
-      const std::byte* a = activations_.data() + row * depth_ * kernels_.element_size;
-      if (whole_chunks > 0) {
-        kernels_.gemm(a, depth_, rows, packed, panels, kChunk, whole_chunks, width, to, to_stride,
-                      false);
-      }
-      if (tail > 0) {
-        kernels_.gemm(a + whole_chunks * kChunk * kernels_.element_size, depth_, rows,
-                      packed + whole_chunks * kChunk * width * kernels_.element_size, panels,
-                      padded_tail, 1, width, to, to_stride, whole_chunks > 0);
+      for (std::int64_t begin = 0; begin < depth_;) {
+        // A group ends before a last chunk of another depth.
+        const std::int64_t depth = chunk_depth(begin);
+        const void* weights[kGroup];
+        std::int64_t n = 0;
+        const std::int64_t group_begin = begin;
+        for (; n < kGroup && begin < depth_ && chunk_depth(begin) == depth; ++n, begin += depth) {
+          weights[n] = scratch.weights.data() + begin * width * kernels_.element_size;
+        }
+        kernels_.gemm(activations(block, group_begin), kTileRows * depth, rows, weights, n, depth,
+                      panels, to, to_stride, group_begin > 0);
       }
       if (!whole) {
         for (std::int64_t r = 0; r < rows; ++r) {

@@ -194,12 +194,13 @@ class Execution {
   struct Scratch {
     RowBlockScratch rows;
     VisibleKeys visible;
+    KeyBatch masked;
   };
 
   void attend(const RowTask& task, const Packed& packed, const Packed& columns, int thread) {
     if (!scratch_[thread]) {
       scratch_[thread].emplace(
-          Scratch{RowBlockScratch(kernels_, input_, params_, input_.v.dim()), VisibleKeys()});
+          Scratch{RowBlockScratch(kernels_, input_, params_, input_.v.dim()), VisibleKeys(), {}});
     }
     Scratch& scratch = *scratch_[thread];
     RowBlock& block = scratch.rows.block;
@@ -210,14 +211,25 @@ class Execution {
     kernels_.enter();
     VisibleKeys::Tile tile;
     std::int64_t kept = 0;
-    const auto attend_tile = [&](const Packed& from) {
-      kernels_.attend(block, from.keys.data() + tile.begin * dim_ * kernels_.element_size,
-                      from.values.data() + tile.begin * v_dim_ * kernels_.element_size, tile.count,
-                      tile.mask);
+    // The order of keys is free, so masked tiles are gathered apart: a mask slows a whole batch.
+    KeyBatch* batches[] = {&scratch.rows.keys, &scratch.masked};
+    const std::int64_t key_bytes = dim_ * kernels_.element_size;
+    const std::int64_t value_bytes = v_dim_ * kernels_.element_size;
+    const auto attend_batch = [&](KeyBatch& batch) {
+      if (batch.granules > 0) kernels_.attend(block, batch);
+      batch.clear();
+    };
+    const auto add_tile = [&](const Packed& from) {
+      KeyBatch& batch = *batches[tile.mask == nullptr ? 0 : 1];
+      if (!batch.fits(tile.count)) attend_batch(batch);
+      batch.add(from.keys.data() + tile.begin * key_bytes, kKeyGranule * key_bytes,
+                from.values.data() + tile.begin * value_bytes, kKeyGranule * value_bytes,
+                tile.count, tile.mask, block.rows);
       kept += tile.pairs;
     };
-    while (scratch.visible.next_keys(tile)) attend_tile(packed);
-    while (scratch.visible.next_columns(tile)) attend_tile(columns);
+    while (scratch.visible.next_keys(tile)) add_tile(packed);
+    while (scratch.visible.next_columns(tile)) add_tile(columns);
+    for (KeyBatch* batch : batches) attend_batch(*batch);
     kernels_.leave();
     kept_[thread] += kept;
     write_rows(task, block);

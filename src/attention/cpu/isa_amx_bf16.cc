@@ -15,8 +15,10 @@ struct alignas(64) TileConfig {
 static_assert(sizeof(TileConfig) == 64);
 
 struct AmxBf16Isa : Avx512Bf16Vector {
-  static constexpr std::int64_t kDimAlign = 32;
   static constexpr std::int64_t kTile = 16;  // rows of a tile, and f32 columns of an accumulator
+  static constexpr std::int64_t kDimAlign = 32;
+  static constexpr std::int64_t kStripRows = kTile;
+  static constexpr bool kMatrixUnit = true;
 
   static void enter() {
     TileConfig config;
@@ -30,11 +32,14 @@ struct AmxBf16Isa : Avx512Bf16Vector {
   }
   static void leave() { asm volatile("tilerelease"); }
 
+  using Left = RowMajor<Elem>;
+  using Right = PackedPanels<Elem>;
+
   // Tiles 0-3 accumulate 32 rows x 32 columns, 4-5 hold A, 6-7 hold B.
   template <bool kTwoRows, bool kTwoPanels>
-  static void micro(const Elem* a, std::int64_t lda, const Elem* b, const PanelLayout& layout,
-                    float* c, std::int64_t ldc, bool accumulate) {
-    const auto a_stride = static_cast<std::size_t>(lda) * sizeof(Elem);
+  static void micro(const Left& a, const Right& b, std::int64_t panel, float* c, std::int64_t ldc,
+                    bool accumulate) {
+    const auto a_stride = static_cast<std::size_t>(a.row_stride) * sizeof(Elem);
     const auto c_stride = static_cast<std::size_t>(ldc) * sizeof(float);
     constexpr std::size_t kBStride = 64;
     float* c1 = c + kTile * ldc;
@@ -45,23 +50,23 @@ struct AmxBf16Isa : Avx512Bf16Vector {
       if constexpr (kTwoRows && kTwoPanels) _tile_loadd(3, c1 + kTile, c_stride);
     } else {
       _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+      if constexpr (kTwoPanels) _tile_zero(1);
+      if constexpr (kTwoRows) _tile_zero(2);
+      if constexpr (kTwoRows && kTwoPanels) _tile_zero(3);
     }
-    for (std::int64_t block = 0; block < layout.blocks; ++block) {
-      const Elem* block_a = a + block * layout.steps * kPair;
-      const Elem* block_b = b + block * layout.block_stride;
-      for (std::int64_t step = 0; step < layout.steps; step += kTile) {
+    for (std::int64_t block = 0; block < b.n_blocks; ++block) {
+      const Elem* block_a = a.data + block * a.block_stride;
+      const Elem* block_b = b.block(block) + panel * b.panel_stride;
+      for (std::int64_t step = 0; step < b.steps; step += kTile) {
         _tile_loadd(4, block_a + step * kPair, a_stride);
         _tile_loadd(6, block_b + step * kPanelWidth * kPair, kBStride);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (kTwoPanels) {
-          _tile_loadd(7, block_b + layout.panel_stride + step * kPanelWidth * kPair, kBStride);
+          _tile_loadd(7, block_b + b.panel_stride + step * kPanelWidth * kPair, kBStride);
           _tile_dpbf16ps(1, 4, 7);
         }
         if constexpr (kTwoRows) {
-          _tile_loadd(5, block_a + kTile * lda + step * kPair, a_stride);
+          _tile_loadd(5, block_a + kTile * a.row_stride + step * kPair, a_stride);
           _tile_dpbf16ps(2, 5, 6);
           if constexpr (kTwoPanels) _tile_dpbf16ps(3, 5, 7);
         }
@@ -74,28 +79,26 @@ struct AmxBf16Isa : Avx512Bf16Vector {
   }
 
   template <bool kTwoRows>
-  static void all_panels(const Elem* a, std::int64_t lda, const Elem* b, const PanelLayout& layout,
-                         float* c, std::int64_t ldc, bool accumulate) {
+  static void all_panels(const Left& a, const Right& b, float* c, std::int64_t ldc,
+                         bool accumulate) {
     std::int64_t panel = 0;
-    for (; panel + 2 <= layout.panels; panel += 2) {
-      micro<kTwoRows, true>(a, lda, b + panel * layout.panel_stride, layout,
-                            c + panel * kPanelWidth, ldc, accumulate);
+    for (; panel + 2 <= b.panels; panel += 2) {
+      micro<kTwoRows, true>(a, b, panel, c + panel * kPanelWidth, ldc, accumulate);
     }
-    if (panel < layout.panels) {
-      micro<kTwoRows, false>(a, lda, b + panel * layout.panel_stride, layout,
-                             c + panel * kPanelWidth, ldc, accumulate);
+    if (panel < b.panels) {
+      micro<kTwoRows, false>(a, b, panel, c + panel * kPanelWidth, ldc, accumulate);
     }
   }
 
   // Rows are rounded up to whole tiles: operands have kTileRows rows, and what the extra rows hold
   // touches no other row.
-  static void gemm(const Elem* a, std::int64_t lda, std::int64_t rows, const Elem* b,
-                   const PanelLayout& layout, float* c, std::int64_t ldc, bool accumulate) {
+  static void gemm(const Left& a, std::int64_t rows, const Right& b, float* c, std::int64_t ldc,
+                   bool accumulate) {
     std::int64_t i = 0;
     for (; i + kTile < rows; i += 2 * kTile) {
-      all_panels<true>(a + i * lda, lda, b, layout, c + i * ldc, ldc, accumulate);
+      all_panels<true>(a.at(i), b, c + i * ldc, ldc, accumulate);
     }
-    if (i < rows) all_panels<false>(a + i * lda, lda, b, layout, c + i * ldc, ldc, accumulate);
+    if (i < rows) all_panels<false>(a.at(i), b, c + i * ldc, ldc, accumulate);
   }
 };
 

@@ -7,6 +7,8 @@ namespace {
 struct Avx512Bf16Isa : Avx512Bf16Vector {
   using Operand = __m512bh;
   static constexpr std::int64_t kDimAlign = 16;
+  static constexpr std::int64_t kStripRows = 4 * kGemmRows;
+  static constexpr bool kMatrixUnit = false;
 
   static void enter() {}
   static void leave() {}
@@ -21,9 +23,9 @@ struct Avx512Bf16Isa : Avx512Bf16Vector {
   }
   static Vec dot(Vec sum, Operand a, Operand b) { return _mm512_dpbf16_ps(sum, a, b); }
 
-  static void gemm(const Elem* a, std::int64_t lda, std::int64_t rows, const Elem* b,
-                   const PanelLayout& layout, float* c, std::int64_t ldc, bool accumulate) {
-    VectorGemm<Avx512Bf16Isa>::gemm(a, lda, rows, b, layout, c, ldc, accumulate);
+  static void gemm(const RowMajor<Elem>& a, std::int64_t rows, const PackedPanels<Elem>& b,
+                   float* c, std::int64_t ldc, bool accumulate) {
+    VectorGemm<Avx512Bf16Isa>::gemm(a, rows, b, c, ldc, accumulate);
   }
 };
 

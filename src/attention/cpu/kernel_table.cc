@@ -4,15 +4,44 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace minference::cpu {
+
+void KeyBatch::add(const std::byte* first_key, std::int64_t key_bytes, const std::byte* first_value,
+                   std::int64_t value_bytes, std::int64_t n_keys, const std::uint64_t* words,
+                   std::int64_t rows) {
+  constexpr std::uint64_t kAll = (1ULL << kKeyGranule) - 1;
+  if (words != nullptr && !masked) {
+    masked = true;
+    for (std::int64_t r = 0; r < rows; ++r) mask[r][0] = mask[r][1] = ~0ULL;
+  }
+  for (std::int64_t key = 0; key < n_keys; key += kKeyGranule) {
+    keys[granules] = first_key + key / kKeyGranule * key_bytes;
+    values[granules] =
+        first_value == nullptr ? nullptr : first_value + key / kKeyGranule * value_bytes;
+    if (masked) {
+      const std::int64_t word = granules / 2;
+      const std::int64_t at = granules % 2 * kKeyGranule;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const std::uint64_t bits = words == nullptr ? kAll : words[r] >> key & kAll;
+        mask[r][word] = (mask[r][word] & ~(kAll << at)) | bits << at;
+      }
+    }
+    granules += 1;
+  }
+}
 
 const KernelTable& generic_kernels();
 const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();
 const KernelTable& avx512_bf16_kernels();
 const KernelTable& amx_bf16_kernels();
+const KernelTable& neon_kernels();
+const KernelTable& neon_bf16_kernels();
 
 // The build defines MINFERENCE_HAVE_ISA_<LEVEL> for each level that it compiles.
 const KernelTable* kernel_table(IsaLevel level) {
@@ -34,6 +63,14 @@ const KernelTable* kernel_table(IsaLevel level) {
 #ifdef MINFERENCE_HAVE_ISA_AMX_BF16
     case IsaLevel::kAmxBf16:
       return &amx_bf16_kernels();
+#endif
+#ifdef MINFERENCE_HAVE_ISA_NEON
+    case IsaLevel::kNeon:
+      return &neon_kernels();
+#endif
+#ifdef MINFERENCE_HAVE_ISA_NEON_BF16
+    case IsaLevel::kNeonBf16:
+      return &neon_bf16_kernels();
 #endif
     default:
       return nullptr;
@@ -79,9 +116,23 @@ bool cpu_supports(IsaLevel level) {
       return avx512_bf16;
     case IsaLevel::kAmxBf16:
       break;
+    default:
+      return false;
   }
   static const bool amx = request_amx();
   return avx512_bf16 && amx;
+}
+#elif defined(__aarch64__)
+bool cpu_supports(IsaLevel level) {
+  switch (level) {
+    case IsaLevel::kGeneric:
+    case IsaLevel::kNeon:  // Linux on aarch64 requires it
+      return true;
+    case IsaLevel::kNeonBf16:
+      return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+    default:
+      return false;
+  }
 }
 #else
 bool cpu_supports(IsaLevel level) { return level == IsaLevel::kGeneric; }

@@ -6,10 +6,11 @@
 // Packed layouts, shared by all levels (pair = 2 elements for bf16 levels, 1 for f32 levels):
 //   keys    16 keys a block:  [dim / pair][16 keys][pair]        key block b at b * 16 * dim
 //   values  32 keys a block:  [v_dim / 16][32 / pair][16][pair]  key block b at b * 32 * v_dim
-// A tile is 32 or 64 consecutive packed keys starting at a multiple of 32, so both kinds of block
-// are addressed by an offset alone. Dims are padded with zeros: dim to dim_align, v_dim to 16.
+// Kernels work on batches of up to four granules of 32 packed keys, from anywhere. Dims are padded
+// with zeros: dim to dim_align, v_dim to 16.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "minference/isa.h"
@@ -18,8 +19,9 @@
 namespace minference::cpu {
 
 inline constexpr std::int64_t kTileRows = 64;     // query rows of a row block
-inline constexpr std::int64_t kTileKeys = 64;     // keys of a full tile
-inline constexpr std::int64_t kKeyGranule = 32;   // tiles start at multiples of this
+inline constexpr std::int64_t kTileKeys = 64;     // keys that are packed at a time
+inline constexpr std::int64_t kKeyGranule = 32;   // packed keys are addressed in units of this
+inline constexpr std::int64_t kBatchKeys = 128;   // keys that a row block attends to at a time
 inline constexpr std::int64_t kPanelWidth = 16;   // keys, or columns, of one packed panel
 inline constexpr std::int64_t kMaxLanes = 16;     // f32 lanes of the widest vector
 inline constexpr std::int64_t kValueAlign = 16;   // v_head_dim is padded to a multiple
@@ -28,6 +30,31 @@ inline constexpr std::int64_t kMaxHeadDim = 256;  // of q, k and of v
 inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
+
+// Keys that a row block attends to in one step: granules of 32 packed keys and values.
+struct KeyBatch {
+  static constexpr std::int64_t kMaxGranules = kBatchKeys / kKeyGranule;
+
+  std::int64_t granules = 0;
+  const void* keys[kMaxGranules];
+  const void* values[kMaxGranules];  // unused where only scores are computed
+  bool masked = false;
+  // Bit c of a row: key c of the batch is visible. Read only when `masked`.
+  std::uint64_t mask[kTileRows][kBatchKeys / 64];
+
+  void clear() {
+    granules = 0;
+    masked = false;
+  }
+  bool fits(std::int64_t n_keys) const { return granules * kKeyGranule + n_keys <= kBatchKeys; }
+  const std::uint64_t* row_mask(std::int64_t row) const { return masked ? mask[row] : nullptr; }
+
+  // Appends 32 or 64 keys, of which `rows` query rows see what `words` say, one word a row; null =
+  // all. Granules lie key_bytes and value_bytes apart; first_value may be null.
+  void add(const std::byte* first_key, std::int64_t key_bytes, const std::byte* first_value,
+           std::int64_t value_bytes, std::int64_t n_keys, const std::uint64_t* words,
+           std::int64_t rows);
+};
 
 // Online-softmax state and operands of one row block, in the caller's scratch memory. Scores are in
 // log2 units: log2(e) is folded into the scale, so that exponentials are exp2.
@@ -41,8 +68,8 @@ struct RowBlock {
   // multiplied as they are.
   float score_scale = 1.0F;
   void* q = nullptr;        // [kTileRows][dim] elements; rows past `rows` are zero
-  float* scores = nullptr;  // [kTileRows][kTileKeys]
-  void* p = nullptr;        // [kTileRows][kTileKeys] elements
+  float* scores = nullptr;  // [kTileRows][kBatchKeys]
+  void* p = nullptr;        // [kTileRows][kBatchKeys] elements
   float* acc = nullptr;     // [kTileRows][v_dim] f32, unnormalised output
   // Exponentials are taken of score - shift[r]. The shift follows the running maximum only when
   // that exceeded bound[r]; any shift gives the same quotient, so the result stays exact.
@@ -71,25 +98,23 @@ struct KernelTable {
 
   // Rounds one f32 row to packed elements, filled up with zeros; any length.
   void (*convert_row)(const float* row, std::int64_t n, std::int64_t padded_n, void* out);
-  // c[rows][16 * panels] = a[rows][chunk * chunks] * b (+ c) for b packed by pack_keys() in `chunks`
-  // pieces of `chunk` elements, each holding all `packed_keys` columns. rows <= kTileRows; a and c
-  // must have whole tiles of 16 rows allocated.
-  void (*gemm)(const void* a, std::int64_t a_stride, std::int64_t rows, const void* b,
-               std::int64_t panels, std::int64_t chunk, std::int64_t chunks,
-               std::int64_t packed_keys, float* c, std::int64_t c_stride, bool accumulate);
+  // c[rows][16 * panels] = sum over blocks of a[block][rows][depth] * b[block] (+ c), each b[block]
+  // packed by pack_keys() with depth elements a key. rows <= kTileRows; a and c must have whole tiles
+  // of 16 rows allocated. Strides are in elements.
+  void (*gemm)(const void* a, std::int64_t a_block_stride, std::int64_t rows, const void* const* b,
+               std::int64_t n_blocks, std::int64_t depth, std::int64_t panels, float* c,
+               std::int64_t c_stride, bool accumulate);
 
   // Empties the state of a row block.
   void (*reset)(RowBlock& block);
-  // Adds one tile of keys. mask: one word per row, bit c = key c visible; null = all visible.
-  void (*attend)(RowBlock& block, const void* keys, const void* values, std::int64_t n_keys,
-                 const std::uint64_t* mask);
+  // Adds a batch of keys.
+  void (*attend)(RowBlock& block, const KeyBatch& keys);
   // As attend without values: only shift, bound and lane_sum are advanced.
-  void (*sum_exponentials)(RowBlock& block, const void* keys, std::int64_t n_keys,
-                           const std::uint64_t* mask);
-  // Probabilities 2^(score - log_sum[r]) of one tile; 0 where masked. Every row writes
-  // probabilities[r * kTileKeys ...]; requires block.rows rows.
-  void (*probabilities)(RowBlock& block, const void* keys, std::int64_t n_keys,
-                        const std::uint64_t* mask, const float* log_sum, float* probabilities);
+  void (*sum_exponentials)(RowBlock& block, const KeyBatch& keys);
+  // Probabilities 2^(score - log_sum[r]) of a batch at probabilities[r * kBatchKeys ...]; 0 where
+  // masked.
+  void (*probabilities)(RowBlock& block, const KeyBatch& keys, const float* log_sum,
+                        float* probabilities);
   // Adds a tile of probabilities of `rows` rows to its column sums, column_sums[c] += p[r][c], and to
   // its diagonal sums, diagonal_sums[c - r] += p[r][c] for c - r from 1 - rows to n_keys - 1.
   void (*add_sums)(const float* probabilities, std::int64_t rows, std::int64_t n_keys,

@@ -24,12 +24,12 @@ RowBlockScratch::RowBlockScratch(const KernelTable& kernels, const AttentionInpu
   block.soft_cap = params.soft_cap * std::numbers::log2e_v<float>;
 
   const std::int64_t q_bytes = kTileRows * block.dim * kernels.element_size;
-  const std::int64_t p_bytes = kTileRows * kTileKeys * kernels.element_size;
+  const std::int64_t p_bytes = kTileRows * kBatchKeys * kernels.element_size;
   elements_ = AlignedBuffer<std::byte>(q_bytes + p_bytes);
   block.q = elements_.data();
   block.p = elements_.data() + q_bytes;
 
-  const std::int64_t score_count = kTileRows * kTileKeys;
+  const std::int64_t score_count = kTileRows * kBatchKeys;
   const std::int64_t acc_count = kTileRows * block.v_dim;
   const std::int64_t sum_count = kTileRows * kMaxLanes;
   floats_ = AlignedBuffer<float>(score_count + acc_count + sum_count + 2 * kTileRows);

@@ -1,4 +1,4 @@
-// RowBlockScratch: one thread's memory for a RowBlock, set up as all callers need it.
+// RowBlockScratch: one thread's memory for a RowBlock and its keys, set up as all callers need it.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,18 @@ namespace minference::cpu {
 class RowBlockScratch {
  public:
   RowBlock block;
+  KeyBatch keys;
 
   // v_dim 0: without accumulator (estimators).
   RowBlockScratch(const KernelTable& kernels, const AttentionInput& input,
                   const AttentionParams& params, std::int64_t v_dim);
+
+  // Makes `keys` the `count` packed keys at `packed`, without values; `words` as in KeyBatch::add().
+  void load_keys(const std::byte* packed, std::int64_t count, const std::uint64_t* words) {
+    keys.clear();
+    keys.add(packed, kKeyGranule * block.dim * kernels_->element_size, nullptr, 0,
+             round_up(count, kKeyGranule), words, block.rows);
+  }
 
   // Loads query rows of head h, row_at(i) for i < rows, and empties the state.
   template <class RowAt>

@@ -17,31 +17,50 @@
 
 namespace minference::cpu {
 
-// A packed right-hand operand: panels of 16 columns, each a sequence of k-steps (pairs or single
-// elements), possibly cut into blocks along k. Strides are in elements.
-struct PanelLayout {
+// A packed right-hand operand of a product: blocks along k, each holding all panels of 16 columns, a
+// panel being a sequence of k-steps (pairs or single elements). Strides are in elements.
+template <class Elem>
+struct PackedPanels {
+  const void* const* blocks;
+  std::int64_t n_blocks;
+  std::int64_t steps;  // k-steps of a block
   std::int64_t panels;
   std::int64_t panel_stride;
-  std::int64_t steps;  // k-steps per block
-  std::int64_t blocks;
+  std::int64_t first = 0;  // the panel to begin with
+
+  const Elem* block(std::int64_t i) const {
+    return static_cast<const Elem*>(blocks[i]) + first * panel_stride;
+  }
+};
+
+// A left-hand operand: [blocks][rows][steps of a block].
+template <class Elem>
+struct RowMajor {
+  const Elem* data;
+  std::int64_t row_stride;
   std::int64_t block_stride;
+
+  RowMajor at(std::int64_t row) const {
+    return {data + row * row_stride, row_stride, block_stride};
+  }
 };
 
 // Rescaling is put off until a score exceeds the shift by this many octaves: exponentials stay below
 // 2^8, far from overflow, and most tiles leave the accumulator alone.
 inline constexpr float kShiftSlack = 8.0F;
 
-// C[rows, 16 * panels] = A[rows, k] * B (+ C), A row-major, in registers of Isa::kGemmRows x
-// Isa::kGemmPanels panels.
+// C[rows, 16 * panels] = A * B (+ C), in registers of Isa::kGemmRows x Isa::kGemmPanels panels.
 template <class Isa>
 struct VectorGemm {
   using Vec = typename Isa::Vec;
   using Elem = typename Isa::Elem;
+  using Left = RowMajor<Elem>;
+  using Right = PackedPanels<Elem>;
   static constexpr std::int64_t kVecs = kPanelWidth / Isa::kLanes;  // vectors of one panel
 
   template <int kRows, int kPanels>
-  static void micro(const Elem* a, std::int64_t lda, const Elem* b, const PanelLayout& layout,
-                    float* c, std::int64_t ldc, bool accumulate) {
+  static void micro(const Left& a, const Right& b, std::int64_t panel, float* c, std::int64_t ldc,
+                    bool accumulate) {
     constexpr int kCols = kPanels * static_cast<int>(kVecs);
     Vec sum[kRows][kCols];
     for (int i = 0; i < kRows; ++i) {
@@ -49,18 +68,19 @@ struct VectorGemm {
         sum[i][j] = accumulate ? Isa::load(c + i * ldc + j * Isa::kLanes) : Isa::zero();
       }
     }
-    for (std::int64_t block = 0; block < layout.blocks; ++block) {
-      const Elem* block_b = b + block * layout.block_stride;
-      const Elem* block_a = a + block * layout.steps * Isa::kPair;
-      for (std::int64_t step = 0; step < layout.steps; ++step) {
+    for (std::int64_t block = 0; block < b.n_blocks; ++block) {
+      const Elem* block_a = a.data + block * a.block_stride;
+      const Elem* block_b = b.block(block) + panel * b.panel_stride;
+      for (std::int64_t step = 0; step < b.steps; ++step) {
         typename Isa::Operand columns[kCols];
         for (int j = 0; j < kCols; ++j) {
           columns[j] =
-              Isa::load_operand(block_b + (j / kVecs) * layout.panel_stride +
+              Isa::load_operand(block_b + (j / kVecs) * b.panel_stride +
                                 (step * kPanelWidth + (j % kVecs) * Isa::kLanes) * Isa::kPair);
         }
         for (int i = 0; i < kRows; ++i) {
-          const typename Isa::Operand row = Isa::broadcast(block_a + i * lda + step * Isa::kPair);
+          const typename Isa::Operand row =
+              Isa::broadcast(block_a + i * a.row_stride + step * Isa::kPair);
           for (int j = 0; j < kCols; ++j) sum[i][j] = Isa::dot(sum[i][j], row, columns[j]);
         }
       }
@@ -71,28 +91,26 @@ struct VectorGemm {
   }
 
   template <int kPanels>
-  static void all_rows(const Elem* a, std::int64_t lda, std::int64_t rows, const Elem* b,
-                       const PanelLayout& layout, float* c, std::int64_t ldc, bool accumulate) {
+  static void all_rows(const Left& a, std::int64_t rows, const Right& b, std::int64_t panel,
+                       float* c, std::int64_t ldc, bool accumulate) {
     std::int64_t i = 0;
     for (; i + Isa::kGemmRows <= rows; i += Isa::kGemmRows) {
-      micro<Isa::kGemmRows, kPanels>(a + i * lda, lda, b, layout, c + i * ldc, ldc, accumulate);
+      micro<Isa::kGemmRows, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
     }
     for (; i + 2 <= rows; i += 2) {
-      micro<2, kPanels>(a + i * lda, lda, b, layout, c + i * ldc, ldc, accumulate);
+      micro<2, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
     }
-    if (i < rows) micro<1, kPanels>(a + i * lda, lda, b, layout, c + i * ldc, ldc, accumulate);
+    if (i < rows) micro<1, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
   }
 
-  static void gemm(const Elem* a, std::int64_t lda, std::int64_t rows, const Elem* b,
-                   const PanelLayout& layout, float* c, std::int64_t ldc, bool accumulate) {
+  static void gemm(const Left& a, std::int64_t rows, const Right& b, float* c, std::int64_t ldc,
+                   bool accumulate) {
     std::int64_t panel = 0;
-    for (; panel + Isa::kGemmPanels <= layout.panels; panel += Isa::kGemmPanels) {
-      all_rows<Isa::kGemmPanels>(a, lda, rows, b + panel * layout.panel_stride, layout,
-                                 c + panel * kPanelWidth, ldc, accumulate);
+    for (; panel + Isa::kGemmPanels <= b.panels; panel += Isa::kGemmPanels) {
+      all_rows<Isa::kGemmPanels>(a, rows, b, panel, c + panel * kPanelWidth, ldc, accumulate);
     }
-    for (; panel < layout.panels; ++panel) {
-      all_rows<1>(a, lda, rows, b + panel * layout.panel_stride, layout, c + panel * kPanelWidth,
-                  ldc, accumulate);
+    for (; panel < b.panels; ++panel) {
+      all_rows<1>(a, rows, b, panel, c + panel * kPanelWidth, ldc, accumulate);
     }
   }
 };
@@ -102,6 +120,7 @@ struct TileKernels {
   using Vec = typename Isa::Vec;
   using Elem = typename Isa::Elem;
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  static constexpr int kGranuleVecs = static_cast<int>(kKeyGranule / Isa::kLanes);
 
   // ---- packing -------------------------------------------------------------------------------
 
@@ -182,13 +201,12 @@ struct TileKernels {
     }
   }
 
-  static void gemm(const void* a, std::int64_t a_stride, std::int64_t rows, const void* b,
-                   std::int64_t panels, std::int64_t chunk, std::int64_t chunks,
-                   std::int64_t packed_keys, float* c, std::int64_t c_stride, bool accumulate) {
-    const PanelLayout layout{panels, kPanelWidth * chunk, chunk / Isa::kPair, chunks,
-                             chunk * packed_keys};
-    Isa::gemm(static_cast<const Elem*>(a), a_stride, rows, static_cast<const Elem*>(b), layout, c,
-              c_stride, accumulate);
+  static void gemm(const void* a, std::int64_t a_block_stride, std::int64_t rows,
+                   const void* const* blocks, std::int64_t n_blocks, std::int64_t depth,
+                   std::int64_t panels, float* c, std::int64_t c_stride, bool accumulate) {
+    Isa::gemm({static_cast<const Elem*>(a), depth, a_block_stride}, rows,
+              {blocks, n_blocks, depth / Isa::kPair, panels, kPanelWidth * depth}, c, c_stride,
+              accumulate);
   }
 
   // ---- softmax -------------------------------------------------------------------------------
@@ -200,11 +218,28 @@ struct TileKernels {
     if (block.acc != nullptr) std::fill(block.acc, block.acc + kTileRows * block.v_dim, 0.0F);
   }
 
-  static void compute_scores(const RowBlock& block, const void* keys, std::int64_t n_keys) {
-    const PanelLayout layout{n_keys / kPanelWidth, kPanelWidth * block.dim, block.dim / Isa::kPair,
-                             1, 0};
-    Isa::gemm(static_cast<const Elem*>(block.q), block.dim, block.rows,
-              static_cast<const Elem*>(keys), layout, block.scores, kTileKeys, false);
+  // Rows that are taken through scores, softmax and product together, so that their scores stay in
+  // the first-level cache.
+  struct Strip {
+    std::int64_t begin;
+    std::int64_t rows;
+  };
+
+  template <class Visit>
+  static void for_each_strip(const RowBlock& block, Visit&& visit) {
+    for (std::int64_t row = 0; row < block.rows; row += Isa::kStripRows) {
+      visit(Strip{row, std::min(Isa::kStripRows, block.rows - row)});
+    }
+  }
+
+  static void compute_scores(const RowBlock& block, const KeyBatch& keys, Strip strip) {
+    const Elem* q = static_cast<const Elem*>(block.q) + strip.begin * block.dim;
+    for (std::int64_t g = 0; g < keys.granules; ++g) {
+      Isa::gemm({q, block.dim, 0}, strip.rows,
+                {keys.keys + g, 1, block.dim / Isa::kPair, kKeyGranule / kPanelWidth,
+                 kPanelWidth * block.dim},
+                block.scores + g * kKeyGranule, kBatchKeys, false);
+    }
   }
 
   // c * tanh(s / c) = c - 2 c / (e^(2 s / c) + 1), with every quantity in log2 units.
@@ -214,23 +249,32 @@ struct TileKernels {
     return Isa::sub(Isa::set1(cap), Isa::div(Isa::set1(2.0F * cap), Isa::add(e, Isa::set1(1.0F))));
   }
 
-  // Loads a row of scores, scales, caps and masks it.
-  template <int kVecs>
-  static void load_scores(const RowBlock& block, std::int64_t r, const std::uint64_t* mask,
-                          Vec (&score)[kVecs]) {
-    const float* row = block.scores + r * kTileKeys;
+  // Scales, caps and masks a row of scores in place; returns their lane-wise maximum.
+  static Vec finish_scores(const RowBlock& block, std::int64_t granules, const std::uint64_t* mask,
+                           float* row) {
     const Vec scale = Isa::set1(block.score_scale);
-    for (int v = 0; v < kVecs; ++v) {
-      score[v] = Isa::mul(Isa::load(row + v * Isa::kLanes), scale);
-    }
-    if (block.soft_cap > 0.0F) {
-      for (int v = 0; v < kVecs; ++v) score[v] = soft_cap(score[v], block.soft_cap);
-    }
-    if (mask != nullptr) {
-      for (int v = 0; v < kVecs; ++v) {
-        score[v] = Isa::keep_or_minus_infinity(score[v], mask[r] >> (v * Isa::kLanes));
+    Vec largest = Isa::set1(-kInfinity);
+    for (std::int64_t g = 0; g < granules; ++g) {
+      for (int v = 0; v < kGranuleVecs; ++v) {
+        const std::int64_t i = g * kKeyGranule + v * Isa::kLanes;
+        Vec score = Isa::mul(Isa::load(row + i), scale);
+        if (block.soft_cap > 0.0F) score = soft_cap(score, block.soft_cap);
+        if (mask != nullptr) score = Isa::keep_or_minus_infinity(score, mask[i / 64] >> (i % 64));
+        Isa::store(row + i, score);
+        largest = Isa::max(largest, score);
       }
     }
+    return largest;
+  }
+
+  // The lane-wise maximum of a row of scores as the product left them, scaled.
+  static Vec largest_raw(const RowBlock& block, std::int64_t granules, const float* row) {
+    Vec largest[2] = {Isa::load(row), Isa::load(row + Isa::kLanes)};
+    for (std::int64_t i = 2 * Isa::kLanes; i < granules * kKeyGranule; i += 2 * Isa::kLanes) {
+      largest[0] = Isa::max(largest[0], Isa::load(row + i));
+      largest[1] = Isa::max(largest[1], Isa::load(row + i + Isa::kLanes));
+    }
+    return Isa::mul(Isa::max(largest[0], largest[1]), Isa::set1(block.score_scale));
   }
 
   // Moves the shift of row r up to `maximum`.
@@ -250,53 +294,116 @@ struct TileKernels {
     block.bound[r] = maximum + kShiftSlack;
   }
 
-  template <int kVecs, bool kStoreP>
-  static void softmax_rows(RowBlock& block, const std::uint64_t* mask) {
-    for (std::int64_t r = 0; r < block.rows; ++r) {
-      Vec score[kVecs];
-      load_scores(block, r, mask, score);
-      Vec largest = score[0];
-      for (int v = 1; v < kVecs; ++v) largest = Isa::max(largest, score[v]);
-      if (Isa::any_above(largest, block.bound[r])) raise_shift(block, r, Isa::reduce_max(largest));
-      const Vec shift = Isa::set1(block.shift[r]);
-      float* sums = block.lane_sum + r * kMaxLanes;
-      Vec sum = Isa::load(sums);
-      for (int v = 0; v < kVecs; ++v) {
-        score[v] = Isa::exp2(Isa::sub(score[v], shift));
-        sum = Isa::add(sum, score[v]);
+  // One row's exponentials and their sum. kRaw: scores are as the product left them and get their
+  // scale on the way, which costs nothing.
+  template <bool kRaw, bool kStoreP>
+  static void softmax_row(RowBlock& block, std::int64_t r, Vec largest, const float* scores,
+                          std::int64_t granules, Elem* p) {
+    if (Isa::any_above(largest, block.bound[r])) raise_shift(block, r, Isa::reduce_max(largest));
+    const Vec scale = Isa::set1(block.score_scale);
+    const Vec shift = Isa::set1(-block.shift[r]);
+    float* sums = block.lane_sum + r * kMaxLanes;
+    Vec sum[2] = {Isa::load(sums), Isa::zero()};
+    for (std::int64_t g = 0; g < granules; ++g) {
+      Vec e[kGranuleVecs];
+      for (int v = 0; v < kGranuleVecs; ++v) {
+        const Vec score = Isa::load(scores + g * kKeyGranule + v * Isa::kLanes);
+        e[v] = Isa::exp2(kRaw ? Isa::fma(score, scale, shift) : Isa::add(score, shift));
+        sum[v % 2] = Isa::add(sum[v % 2], e[v]);
       }
-      Isa::store(sums, sum);
-      if constexpr (kStoreP) {
-        Elem* p = static_cast<Elem*>(block.p) + r * kTileKeys;
-        Isa::template store_elements<kVecs>(score, p);
-      }
+      if constexpr (kStoreP) Isa::template store_elements<kGranuleVecs>(e, p + g * kKeyGranule);
     }
+    Isa::store(sums, Isa::add(sum[0], sum[1]));
   }
 
   template <bool kStoreP>
-  static void softmax(RowBlock& block, std::int64_t n_keys, const std::uint64_t* mask) {
-    if (n_keys == kTileKeys) {
-      softmax_rows<kTileKeys / Isa::kLanes, kStoreP>(block, mask);
-    } else {
-      softmax_rows<kKeyGranule / Isa::kLanes, kStoreP>(block, mask);
+  static void softmax(RowBlock& block, const KeyBatch& keys, Strip strip, float* scores, Elem* p) {
+    // The largest raw score is the largest score only when the scale is positive.
+    const bool raw = !keys.masked && block.soft_cap <= 0.0F && block.score_scale > 0.0F;
+    for (std::int64_t i = 0; i < strip.rows; ++i) {
+      const std::int64_t r = strip.begin + i;
+      if (raw) {
+        softmax_row<true, kStoreP>(block, r, largest_raw(block, keys.granules, scores), scores,
+                                   keys.granules, p);
+      } else {
+        softmax_row<false, kStoreP>(block, r,
+                                    finish_scores(block, keys.granules, keys.row_mask(r), scores),
+                                    scores, keys.granules, p);
+      }
+      scores += kBatchKeys;
+      if constexpr (kStoreP) p += kBatchKeys;
     }
   }
 
-  static void attend(RowBlock& block, const void* keys, const void* values, std::int64_t n_keys,
-                     const std::uint64_t* mask) {
-    compute_scores(block, keys, n_keys);
-    softmax<true>(block, n_keys, mask);
-    const PanelLayout layout{block.v_dim / kPanelWidth, kKeyGranule * kPanelWidth,
-                             kKeyGranule / Isa::kPair, n_keys / kKeyGranule,
-                             kKeyGranule * block.v_dim};
-    Isa::gemm(static_cast<const Elem*>(block.p), kTileKeys, block.rows,
-              static_cast<const Elem*>(values), layout, block.acc, block.v_dim, true);
+  static void attend(RowBlock& block, const KeyBatch& keys) {
+    if constexpr (Isa::kMatrixUnit) {
+      attend_overlapped(block, keys);
+    } else {
+      for_each_strip(block, [&](Strip strip) {
+        Elem* p = static_cast<Elem*>(block.p);
+        compute_scores(block, keys, strip);
+        softmax<true>(block, keys, strip, block.scores, p);
+        Isa::gemm({p, kBatchKeys, kKeyGranule}, strip.rows,
+                  {keys.values, keys.granules, kKeyGranule / Isa::kPair, block.v_dim / kPanelWidth,
+                   kKeyGranule * kPanelWidth},
+                  block.acc + strip.begin * block.v_dim, block.v_dim, true);
+      });
+    }
   }
 
-  static void sum_exponentials(RowBlock& block, const void* keys, std::int64_t n_keys,
-                               const std::uint64_t* mask) {
-    compute_scores(block, keys, n_keys);
-    softmax<false>(block, n_keys, mask);
+  // Between the softmax of a strip's rows, the products of the strips before and after are issued,
+  // so that the matrix unit and the vector units work at the same time. Two strips' scores and
+  // probabilities are alive at a time.
+  static void attend_overlapped(RowBlock& block, const KeyBatch& keys) {
+    constexpr std::int64_t kRows = Isa::kStripRows;
+    constexpr std::int64_t kColumns = 2 * kPanelWidth;  // output columns of a unit of work
+    const std::int64_t strips = (block.rows + kRows - 1) / kRows;
+    const std::int64_t v_units = (block.v_dim + kColumns - 1) / kColumns;
+    const auto rows = [&](std::int64_t s) { return std::min(kRows, block.rows - s * kRows); };
+    const auto scores = [&](std::int64_t s) { return block.scores + s % 2 * kRows * kBatchKeys; };
+    const auto p = [&](std::int64_t s) {
+      return static_cast<Elem*>(block.p) + s % 2 * kRows * kBatchKeys;
+    };
+    const auto score_unit = [&](std::int64_t s, std::int64_t g) {
+      Isa::gemm({static_cast<const Elem*>(block.q) + s * kRows * block.dim, block.dim, 0}, rows(s),
+                {keys.keys + g, 1, block.dim / Isa::kPair, kKeyGranule / kPanelWidth,
+                 kPanelWidth * block.dim},
+                scores(s) + g * kKeyGranule, kBatchKeys, false);
+    };
+    const auto value_unit = [&](std::int64_t s, std::int64_t u) {
+      Isa::gemm({p(s), kBatchKeys, kKeyGranule}, rows(s),
+                {keys.values, keys.granules, kKeyGranule / Isa::kPair,
+                 std::min<std::int64_t>(2, block.v_dim / kPanelWidth - 2 * u),
+                 kKeyGranule * kPanelWidth, 2 * u},
+                block.acc + s * kRows * block.v_dim + u * kColumns, block.v_dim, true);
+    };
+    for (std::int64_t g = 0; g < keys.granules; ++g) score_unit(0, g);
+    for (std::int64_t s = 0; s < strips; ++s) {
+      const std::int64_t score_units = s + 1 < strips ? keys.granules : 0;
+      const std::int64_t units = score_units + (s > 0 ? v_units : 0);
+      const std::int64_t slice = units == 0 ? kRows : (rows(s) + units - 1) / units;
+      std::int64_t unit = 0;
+      for (std::int64_t row = 0; row < rows(s) || unit < units; row += slice, ++unit) {
+        const std::int64_t n = std::min(slice, rows(s) - row);
+        if (n > 0) {
+          softmax<true>(block, keys, {s * kRows + row, n}, scores(s) + row * kBatchKeys,
+                        p(s) + row * kBatchKeys);
+        }
+        if (unit < score_units) {
+          score_unit(s + 1, unit);
+        } else if (unit < units) {
+          value_unit(s - 1, unit - score_units);
+        }
+      }
+    }
+    for (std::int64_t u = 0; u < v_units; ++u) value_unit(strips - 1, u);
+  }
+
+  static void sum_exponentials(RowBlock& block, const KeyBatch& keys) {
+    for_each_strip(block, [&](Strip strip) {
+      compute_scores(block, keys, strip);
+      softmax<false>(block, keys, strip, block.scores, nullptr);
+    });
   }
 
   static float row_sum(const RowBlock& block, std::int64_t r) {
@@ -305,53 +412,43 @@ struct TileKernels {
 
   // ---- estimation ----------------------------------------------------------------------------
 
-  template <int kVecs>
-  static void probability_rows(const RowBlock& block, const std::uint64_t* mask,
-                               const float* log_sum, float* probabilities) {
-    for (std::int64_t r = 0; r < block.rows; ++r) {
-      Vec score[kVecs];
-      load_scores(block, r, mask, score);
-      const Vec shift = Isa::set1(log_sum[r]);
-      for (int v = 0; v < kVecs; ++v) {
-        Isa::store(probabilities + r * kTileKeys + v * Isa::kLanes,
-                   Isa::exp2(Isa::sub(score[v], shift)));
+  static void probabilities(RowBlock& block, const KeyBatch& keys, const float* log_sum,
+                            float* probabilities) {
+    for_each_strip(block, [&](Strip strip) {
+      compute_scores(block, keys, strip);
+      for (std::int64_t i = 0; i < strip.rows; ++i) {
+        const std::int64_t r = strip.begin + i;
+        float* scores = block.scores + i * kBatchKeys;
+        finish_scores(block, keys.granules, keys.row_mask(r), scores);
+        const Vec shift = Isa::set1(log_sum[r]);
+        for (std::int64_t key = 0; key < keys.granules * kKeyGranule; key += Isa::kLanes) {
+          Isa::store(probabilities + r * kBatchKeys + key,
+                     Isa::exp2(Isa::sub(Isa::load(scores + key), shift)));
+        }
       }
-    }
-  }
-
-  static void probabilities(RowBlock& block, const void* keys, std::int64_t n_keys,
-                            const std::uint64_t* mask, const float* log_sum, float* probabilities) {
-    compute_scores(block, keys, n_keys);
-    if (n_keys == kTileKeys) {
-      probability_rows<kTileKeys / Isa::kLanes>(block, mask, log_sum, probabilities);
-    } else {
-      probability_rows<kKeyGranule / Isa::kLanes>(block, mask, log_sum, probabilities);
-    }
-  }
-
-  template <int kVecs>
-  static void add_sums_rows(const float* probabilities, std::int64_t rows, float* column_sums,
-                            float* diagonal_sums) {
-    Vec columns[kVecs];
-    for (int v = 0; v < kVecs; ++v) columns[v] = Isa::load(column_sums + v * Isa::kLanes);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      float* diagonal = diagonal_sums - r;
-      for (int v = 0; v < kVecs; ++v) {
-        const Vec p = Isa::load(probabilities + r * kTileKeys + v * Isa::kLanes);
-        columns[v] = Isa::add(columns[v], p);
-        float* to = diagonal + v * Isa::kLanes;
-        Isa::store(to, Isa::add(Isa::load(to), p));
-      }
-    }
-    for (int v = 0; v < kVecs; ++v) Isa::store(column_sums + v * Isa::kLanes, columns[v]);
+    });
   }
 
   static void add_sums(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
                        float* column_sums, float* diagonal_sums) {
-    if (n_keys == kTileKeys) {
-      add_sums_rows<kTileKeys / Isa::kLanes>(probabilities, rows, column_sums, diagonal_sums);
-    } else {
-      add_sums_rows<kKeyGranule / Isa::kLanes>(probabilities, rows, column_sums, diagonal_sums);
+    for (std::int64_t key = 0; key < n_keys; key += kKeyGranule) {
+      Vec columns[kGranuleVecs];
+      for (int v = 0; v < kGranuleVecs; ++v) {
+        columns[v] = Isa::load(column_sums + key + v * Isa::kLanes);
+      }
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const float* p = probabilities + r * kBatchKeys + key;
+        float* diagonal = diagonal_sums + key - r;
+        for (int v = 0; v < kGranuleVecs; ++v) {
+          const Vec x = Isa::load(p + v * Isa::kLanes);
+          columns[v] = Isa::add(columns[v], x);
+          float* to = diagonal + v * Isa::kLanes;
+          Isa::store(to, Isa::add(Isa::load(to), x));
+        }
+      }
+      for (int v = 0; v < kGranuleVecs; ++v) {
+        Isa::store(column_sums + key + v * Isa::kLanes, columns[v]);
+      }
     }
   }
 };

@@ -12,8 +12,8 @@ namespace {  // each ISA file gets its own copy, compiled with its own flags
 struct Avx512Vector {
   using Vec = __m512;
   static constexpr std::int64_t kLanes = 16;
-  static constexpr int kGemmRows = 6;  // 6 x 4 accumulators, 4 columns, 1 broadcast: 29 registers
-  static constexpr int kGemmPanels = 4;
+  static constexpr int kGemmRows = 8;  // 8 x 2 accumulators, 2 columns, 1 broadcast
+  static constexpr int kGemmPanels = 2;
 
   static Vec zero() { return _mm512_setzero_ps(); }
   static Vec set1(float x) { return _mm512_set1_ps(x); }

@@ -14,6 +14,8 @@ struct F32Isa : Vector {
   using Operand = typename Vector::Vec;
   static constexpr std::int64_t kPair = 1;
   static constexpr std::int64_t kDimAlign = 16;
+  static constexpr std::int64_t kStripRows = 4 * Vector::kGemmRows;
+  static constexpr bool kMatrixUnit = false;
 
   static void enter() {}
   static void leave() {}
@@ -41,9 +43,9 @@ struct F32Isa : Vector {
   static void store_elements(const typename Vector::Vec (&values)[kVecs], Elem* out) {
     for (int v = 0; v < kVecs; ++v) Vector::store(out + v * Vector::kLanes, values[v]);
   }
-  static void gemm(const Elem* a, std::int64_t lda, std::int64_t rows, const Elem* b,
-                   const PanelLayout& layout, float* c, std::int64_t ldc, bool accumulate) {
-    VectorGemm<F32Isa>::gemm(a, lda, rows, b, layout, c, ldc, accumulate);
+  static void gemm(const RowMajor<Elem>& a, std::int64_t rows, const PackedPanels<Elem>& b,
+                   float* c, std::int64_t ldc, bool accumulate) {
+    VectorGemm<F32Isa>::gemm(a, rows, b, c, ldc, accumulate);
   }
 };
 
