@@ -9,13 +9,13 @@ cmake_build := cmake --build $(BUILD) --parallel $(NPROC) --target
 sources := $(shell find include src tests bench -name '*.h' -o -name '*.cc' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build tools models bench-models demo test check-sanitizers bench \
-        format lint clean
+.PHONY: help deps configure build tools models bench-models demo test check-sanitizers \
+        check-aarch64 bench format lint clean
 
 help: ## print this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 	@echo
-	@echo "Variables: PRESET=release|debug|asan|tsan (default release), NPROC (default: all cores)"
+	@echo "Variables: PRESET=release|debug|asan|tsan|aarch64 (default release), NPROC (default: all cores)"
 
 deps: ## install missing system packages (apt; needs root or sudo only if something is missing)
 	@scripts/install-deps.sh
@@ -52,6 +52,12 @@ check-sanitizers: deps ## unit, property and oracle tests under address, undefin
 	cmake --build build/tsan --parallel $(NPROC)
 	scripts/without-aslr.sh ctest --preset tsan --parallel $(NPROC)
 
+check-aarch64: ## unit, property and oracle tests of the 64-bit Arm levels, cross-built, under qemu
+	@scripts/install-deps.sh aarch64
+	cmake --preset aarch64 -D MINFERENCE_WERROR=$(if $(CI),ON,OFF)
+	cmake --build build/aarch64 --parallel $(NPROC)
+	ctest --preset aarch64 --parallel $(NPROC)
+
 bench: configure ## measure attention and matrix products against llama.cpp's own in the same run
 	$(cmake_build) minference-cli
 	$(BUILD)/bin/minference bench --attention
@@ -60,8 +66,12 @@ bench: configure ## measure attention and matrix products against llama.cpp's ow
 format: ## format the C++ sources in place
 	clang-format -i $(sources)
 
-lint: configure ## run clang-tidy over the C++ sources
+# Files of another processor family are not in the build, so that clang-tidy knows no flags for them.
+lint: configure ## run clang-tidy over the C++ sources that the build compiles
 	printf '%s\n' $(filter src/%.cc,$(sources)) | \
+	  while read -r file; do \
+	    ! grep -q "$$file\"" $(BUILD)/compile_commands.json || echo "$$file"; \
+	  done | \
 	  xargs --max-procs $(NPROC) --max-args 1 clang-tidy --quiet -p $(BUILD)
 
 clean: ## delete build/ (models and the download cache stay)

@@ -5,6 +5,8 @@ include_guard(GLOBAL)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(MINFERENCE_ISA_LEVELS generic avx2 avx512 avx512_bf16 amx_bf16)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  set(MINFERENCE_ISA_LEVELS generic neon neon_bf16)
 else()
   set(MINFERENCE_ISA_LEVELS generic)
 endif()
@@ -14,11 +16,21 @@ set(minference_isa_flags_avx2 -mavx2 -mfma -mf16c)
 set(minference_isa_flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c)
 set(minference_isa_flags_avx512_bf16 ${minference_isa_flags_avx512} -mavx512bf16)
 set(minference_isa_flags_amx_bf16 ${minference_isa_flags_avx512_bf16} -mamx-tile -mamx-bf16)
+set(minference_isa_flags_neon "")  # the baseline of aarch64 has it
+set(minference_isa_flags_neon_bf16 -march=armv8.2-a+bf16)
 
 # GCC 12's AVX-512 headers trip over their own _mm512_undefined_*() (GCC bug 105593).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   foreach(level IN ITEMS avx512 avx512_bf16 amx_bf16)
     list(APPEND minference_isa_flags_${level} -Wno-uninitialized -Wno-maybe-uninitialized)
+  endforeach()
+endif()
+
+# GCC 12 for aarch64 reuses vectors of earlier iterations although stores since then overlap them in
+# part (predictive commoning): add_sums() would lose terms.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  foreach(level IN LISTS MINFERENCE_ISA_LEVELS)
+    list(APPEND minference_isa_flags_${level} -fno-predictive-commoning)
   endforeach()
 endif()
 

@@ -1,10 +1,19 @@
 #!/bin/sh
-# Installs the Debian/Ubuntu packages that the build needs and that are missing. When nothing is
-# missing it neither asks for root nor touches the network.
+# Installs the Debian/Ubuntu packages that the build needs and that are missing, with the argument
+# "aarch64" also those of the cross build for 64-bit Arm. When nothing is missing it neither asks for
+# root nor touches the network.
 set -eu
 
 packages="cmake ninja-build g++ ccache nlohmann-json3-dev libcli11-dev libgtest-dev
 python3"
+case "${1-}" in
+  "") ;;
+  aarch64) packages="$packages g++-aarch64-linux-gnu libc6-dev-arm64-cross googletest qemu-user" ;;
+  *)
+    echo "install-deps.sh: unknown argument '$1'; legal: none, aarch64" >&2
+    exit 2
+    ;;
+esac
 
 if ! command -v dpkg-query >/dev/null; then
   echo "install-deps.sh: this system has no dpkg; install these by hand:" $packages python3-pip >&2

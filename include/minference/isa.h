@@ -7,11 +7,20 @@
 
 namespace minference {
 
-// Ordered from the most portable to the fastest. Levels up to kAvx512 compute in f32, the others
-// multiply bf16 pairs and accumulate in f32.
-enum class IsaLevel : std::uint8_t { kGeneric, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
+// Ordered from the most portable to the fastest within a processor family (x86-64: kAvx2 to
+// kAmxBf16, aarch64: kNeon and kNeonBf16); between families the order means nothing. Levels named
+// Bf16 multiply bf16 pairs and accumulate in f32, the others compute in f32.
+enum class IsaLevel : std::uint8_t {
+  kGeneric,
+  kAvx2,
+  kAvx512,
+  kAvx512Bf16,
+  kAmxBf16,
+  kNeon,
+  kNeonBf16
+};
 
-// "generic", "avx2", "avx512", "avx512_bf16", "amx_bf16".
+// "generic", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "neon_bf16".
 const char* isa_name(IsaLevel level);
 
 // True when the level multiplies in bf16 (its inputs are rounded to bf16).

@@ -17,14 +17,20 @@ std::int64_t block_bytes(WeightFormat format) {
 }
 
 UnpackBlocksFn unpacker(WeightFormat format, IsaLevel level) {
+  switch (level) {
 #ifdef MINFERENCE_HAVE_ISA_AVX512
-  if (level >= IsaLevel::kAvx512) return unpacker_avx512(format);
+    case IsaLevel::kAvx512:
+    case IsaLevel::kAvx512Bf16:
+    case IsaLevel::kAmxBf16:
+      return unpacker_avx512(format);
 #endif
 #ifdef MINFERENCE_HAVE_ISA_AVX2
-  if (level >= IsaLevel::kAvx2) return unpacker_avx2(format);
+    case IsaLevel::kAvx2:
+      return unpacker_avx2(format);
 #endif
-  (void)level;
-  return unpacker_generic(format);
+    default:
+      return unpacker_generic(format);
+  }
 }
 
 }  // namespace minference

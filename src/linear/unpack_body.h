@@ -3,8 +3,10 @@
 // Included by unpack_<level>.cc only, each with its own flags; everything has internal linkage.
 #pragma once
 
-#ifdef __F16C__
+#if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <cstdint>
@@ -31,13 +33,22 @@ void unpack_bf16(const void* data, std::int64_t blocks, float* out) {
   for (std::int64_t i = 0; i < blocks; ++i) out[i] = bf16_to_f32(in[i]);
 }
 
-#ifdef __F16C__
+#if defined(__F16C__)
 void unpack_f16(const void* data, std::int64_t blocks, float* out) {
   const auto* in = static_cast<const std::uint16_t*>(data);
   std::int64_t i = 0;
   for (; i + 8 <= blocks; i += 8) {
     const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
     _mm256_storeu_ps(out + i, _mm256_cvtph_ps(half));
+  }
+  for (; i < blocks; ++i) out[i] = f16_to_f32(in[i]);
+}
+#elif defined(__aarch64__)
+void unpack_f16(const void* data, std::int64_t blocks, float* out) {
+  const auto* in = static_cast<const std::uint16_t*>(data);
+  std::int64_t i = 0;
+  for (; i + 4 <= blocks; i += 4) {
+    vst1q_f32(out + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(in + i))));
   }
   for (; i < blocks; ++i) out[i] = f16_to_f32(in[i]);
 }

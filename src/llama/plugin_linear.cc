@@ -37,7 +37,10 @@ std::int64_t linear_min_rows(ggml_type type, IsaLevel level) {
 }
 
 bool prefers_plain_layout(ggml_type type, IsaLevel level) {
-  return linear_min_rows(type, level) > 0 || (is_k_quant(type) && level >= IsaLevel::kAvx512);
+  // ggml's tiles for k-quants were measured with AVX-512 only.
+  const bool avx512 =
+      level == IsaLevel::kAvx512 || level == IsaLevel::kAvx512Bf16 || level == IsaLevel::kAmxBf16;
+  return linear_min_rows(type, level) > 0 || (is_k_quant(type) && avx512);
 }
 
 bool takes_linear(const ggml_tensor* op, IsaLevel level, ggml_backend_buffer_type_t own_type) {

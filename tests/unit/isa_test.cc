@@ -13,8 +13,9 @@
 namespace minference {
 namespace {
 
-constexpr IsaLevel kLevels[] = {IsaLevel::kGeneric, IsaLevel::kAvx2, IsaLevel::kAvx512,
-                                IsaLevel::kAvx512Bf16, IsaLevel::kAmxBf16};
+constexpr IsaLevel kLevels[] = {IsaLevel::kGeneric,    IsaLevel::kAvx2,    IsaLevel::kAvx512,
+                                IsaLevel::kAvx512Bf16, IsaLevel::kAmxBf16, IsaLevel::kNeon,
+                                IsaLevel::kNeonBf16};
 constexpr const char* kVariable = "MINFERENCE_FORCE_ISA";
 
 bool contains(const std::vector<IsaLevel>& levels, IsaLevel level) {
@@ -33,14 +34,16 @@ TEST(Isa, UnknownNamesAreRefusedWithTheValidOnes) {
     } catch (const InvalidArgument& error) {
       const std::string what = error.what();
       EXPECT_NE(what.find("'" + std::string(name) + "'"), std::string::npos) << what;
-      EXPECT_NE(what.find("generic, avx2, avx512, avx512_bf16, amx_bf16"), std::string::npos);
+      EXPECT_NE(what.find("generic, avx2, avx512, avx512_bf16, amx_bf16, neon, neon_bf16"),
+                std::string::npos);
     }
   }
 }
 
-TEST(Isa, OnlyTheLastTwoMultiplyInBf16) {
+TEST(Isa, LevelsNamedBf16MultiplyInBf16) {
   for (const IsaLevel level : kLevels) {
-    EXPECT_EQ(isa_is_bf16(level), level >= IsaLevel::kAvx512Bf16) << isa_name(level);
+    const bool named = std::string(isa_name(level)).ends_with("_bf16");
+    EXPECT_EQ(isa_is_bf16(level), named) << isa_name(level);
   }
 }
 
@@ -65,11 +68,36 @@ TEST(Isa, TheFastestLevelIsChosen) {
   }
 }
 
+// A machine, or an emulator, that lacks the level it is meant to test would test less in silence.
+// Unless a level is named, none is expected.
+TEST(Isa, TheExpectedLevelIsAvailable) {
+  const char* expected = std::getenv("MINFERENCE_EXPECT_ISA");
+  if (expected == nullptr) return;
+  EXPECT_TRUE(contains(available_isa_levels(), parse_isa(expected))) << expected;
+}
+
+TEST(Isa, LevelsOfAnotherProcessorFamilyAreNotCompiled) {
+  for (const IsaLevel level : compiled_isa_levels()) {
+    if (level == IsaLevel::kGeneric) continue;
+    const bool arm = level == IsaLevel::kNeon || level == IsaLevel::kNeonBf16;
+#ifdef __aarch64__
+    EXPECT_TRUE(arm) << isa_name(level);
+#else
+    EXPECT_FALSE(arm) << isa_name(level);
+#endif
+  }
+}
+
 // The environment of a running process is read by other threads too, so each forced run has a
 // process of its own: a death test that ends with status 0 when `check` holds.
 class ForcedIsa : public testing::Test {
  protected:
-  void SetUp() override { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+  // An emulated program cannot start itself again; its test runs ask for the fast style.
+  void SetUp() override {
+    if (std::getenv("GTEST_DEATH_TEST_STYLE") == nullptr) {
+      testing::FLAGS_gtest_death_test_style = "threadsafe";
+    }
+  }
 
   template <class Check>
   static void expect_when_forced(const char* name, Check check) {

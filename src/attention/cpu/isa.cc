@@ -9,8 +9,9 @@
 namespace minference {
 namespace {
 
-constexpr IsaLevel kAllLevels[] = {IsaLevel::kGeneric, IsaLevel::kAvx2, IsaLevel::kAvx512,
-                                   IsaLevel::kAvx512Bf16, IsaLevel::kAmxBf16};
+constexpr IsaLevel kAllLevels[] = {IsaLevel::kGeneric,    IsaLevel::kAvx2,    IsaLevel::kAvx512,
+                                   IsaLevel::kAvx512Bf16, IsaLevel::kAmxBf16, IsaLevel::kNeon,
+                                   IsaLevel::kNeonBf16};
 
 std::string join_names(const std::vector<IsaLevel>& levels) {
   std::string names;
@@ -42,12 +43,19 @@ const char* isa_name(IsaLevel level) {
     case IsaLevel::kAvx512Bf16:
       return "avx512_bf16";
     case IsaLevel::kAmxBf16:
+      return "amx_bf16";
+    case IsaLevel::kNeon:
+      return "neon";
+    case IsaLevel::kNeonBf16:
       break;
   }
-  return "amx_bf16";
+  return "neon_bf16";
 }
 
-bool isa_is_bf16(IsaLevel level) { return level >= IsaLevel::kAvx512Bf16; }
+bool isa_is_bf16(IsaLevel level) {
+  return level == IsaLevel::kAvx512Bf16 || level == IsaLevel::kAmxBf16 ||
+         level == IsaLevel::kNeonBf16;
+}
 
 IsaLevel parse_isa(std::string_view name) {
   for (const IsaLevel level : kAllLevels) {
