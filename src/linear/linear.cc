@@ -16,13 +16,12 @@ namespace {
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
 
 constexpr std::int64_t kChunk = LinearWeight::kUnpackChunk;
-constexpr std::int64_t kGroup = 2;        // chunks that a product takes at a time
+constexpr std::int64_t kGroup = 16;       // chunks that one kernel call sums up
 constexpr std::int64_t kMaxColumns = 64;  // weight rows that a task unpacks
 constexpr std::int64_t kTasksPerThread = 4;
 
 // Operands are cut into chunks along the depth, which lie one after the other: of the activations
-// [row block][chunk][kTileRows][chunk depth], of a task's weights [chunk][panel][...]. A product
-// takes kGroup chunks at a time, so that what it reads again fits the first-level cache.
+// [row block][chunk][kTileRows][chunk depth], of a task's weights [chunk][panel][...].
 class Product {
  public:
   Product(const float* a, std::int64_t a_stride, std::int64_t tokens, const LinearWeight& weight,
@@ -62,7 +61,7 @@ class Product {
   struct Scratch {
     AlignedBuffer<float> unpacked;     // [kMaxColumns][kChunk]
     AlignedBuffer<std::byte> weights;  // packed panels
-    AlignedBuffer<float> edge;         // [kTileRows][kMaxColumns]
+    AlignedBuffer<float> sums;         // [kTileRows][kMaxColumns]
   };
 
   // Depth of the chunk that starts at `begin`, padded.
@@ -86,7 +85,7 @@ class Product {
     if (scratch.unpacked.size() == 0) {
       scratch.unpacked = AlignedBuffer<float>(kMaxColumns * kChunk);
       scratch.weights = AlignedBuffer<std::byte>(kMaxColumns * depth_ * kernels_.element_size);
-      scratch.edge = AlignedBuffer<float>(kTileRows * kMaxColumns);
+      scratch.sums = AlignedBuffer<float>(kTileRows * kMaxColumns);
     }
     const std::int64_t width = round_up(count, kKeyGranule);
     for (std::int64_t begin = 0; begin < weight_.cols; begin += kChunk) {
@@ -112,11 +111,9 @@ class Product {
     const std::int64_t width = round_up(count, kKeyGranule);
     for (std::int64_t block = block_begin; block < block_end; ++block) {
       const std::int64_t rows = std::min(kTileRows, tokens_ - block * kTileRows);
-      float* out = c_ + block * kTileRows * c_stride_ + first;
-      // Kernels write whole tiles of 16 columns and, with AMX, of 16 rows.
-      const bool whole = rows == kTileRows && count == panels * kPanelWidth;
-      float* to = whole ? out : scratch.edge.data();
-      const std::int64_t to_stride = whole ? c_stride_ : kMaxColumns;
+      // Not in c itself: kernels write whole tiles of 16 columns and, with AMX, of 16 rows, and
+      // rows of c may lie a power of two apart, which a set of the cache does not hold.
+      float* sums = scratch.sums.data();
       for (std::int64_t begin = 0; begin < depth_;) {
         // A group ends before a last chunk of another depth.
         const std::int64_t depth = chunk_depth(begin);
@@ -127,13 +124,12 @@ class Product {
           weights[n] = scratch.weights.data() + begin * width * kernels_.element_size;
         }
         kernels_.gemm(activations(block, group_begin), kTileRows * depth, rows, weights, n, depth,
-                      panels, to, to_stride, group_begin > 0);
+                      panels, sums, kMaxColumns, group_begin > 0);
       }
-      if (!whole) {
-        for (std::int64_t r = 0; r < rows; ++r) {
-          std::memcpy(out + r * c_stride_, to + r * to_stride,
-                      static_cast<std::size_t>(count) * sizeof(float));
-        }
+      float* out = c_ + block * kTileRows * c_stride_ + first;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        std::memcpy(out + r * c_stride_, sums + r * kMaxColumns,
+                    static_cast<std::size_t>(count) * sizeof(float));
       }
     }
     kernels_.leave();
