@@ -10,6 +10,8 @@ namespace minference {
 inline constexpr std::int64_t kRowBlock = 64;
 // Keys of one block of the block form.
 inline constexpr std::int64_t kKeyBlock = 64;
+// Keys, from multiples of it, to which runs are rounded outwards unless they are exact.
+inline constexpr std::int64_t kRunGranule = 32;
 
 // A run of slash offsets. The offset of a key is its distance behind the query:
 // offset = query position - key position, where the query position is kv_len - q_len + row.
@@ -34,8 +36,9 @@ struct HeadIndex {
   // Runs are relative, so they are merged once per head and hold for every row block; no per-row
   // index exists.
   //  exact_runs = true: covered means that a run contains the offset of (i, j) itself.
-  //  exact_runs = false: covered means that a run contains the offset of (r, j) for some row r of
-  //    i's row block of kRowBlock rows (the reference system's rule: whole 64-row tiles).
+  //  exact_runs = false: covered means that a run contains the offset of (r, g) for some row r of
+  //    i's row block of kRowBlock rows (the reference system's rule: whole 64-row tiles) and some
+  //    key g of j's granule of kRunGranule keys, which kernels would compute and throw away.
   std::vector<std::int64_t> columns;  // absolute key positions, strictly ascending
   std::vector<OffsetRun> runs;        // ascending, not overlapping; stride 1 unless exact_runs
   bool exact_runs = false;

@@ -7,7 +7,7 @@ namespace minference {
 namespace {
 
 constexpr std::int64_t kWord = 64;
-constexpr std::int64_t kGranule = 32;
+constexpr std::int64_t kGranule = kRunGranule;
 
 // Bits of [begin, end) in a word whose bit 0 is `key`.
 std::uint64_t range_bits(std::int64_t begin, std::int64_t end, std::int64_t key) {
@@ -99,9 +99,12 @@ void VisibleKeys::mark_block_keys() {
   }
   const std::int64_t first_position = g.position(block * kRowBlock);
   const std::int64_t last_position = g.position(std::min((block + 1) * kRowBlock, g.q_len) - 1);
+  const std::int64_t granule = head_->exact_runs ? 1 : kRunGranule;
   for (const OffsetRun& run : head_->runs) {
-    set_range(marks_, std::max(first_position - run.end + 1, first_),
-              std::min(last_position - run.begin + 1, end_));
+    const std::int64_t begin = std::max<std::int64_t>(first_position - run.end + 1, 0);
+    const std::int64_t end = std::max<std::int64_t>(last_position - run.begin + 1, 0);
+    set_range(marks_, std::max(begin / granule * granule, first_),
+              std::min((end + granule - 1) / granule * granule, end_));
   }
 }
 
@@ -207,7 +210,7 @@ bool VisibleKeys::next_columns(Tile& tile) {
       const bool in_runs = (marks_[key / kWord] >> (key % kWord) & 1U) != 0;
       (in_runs ? inside : outside) |= 1ULL << c;
     }
-    // Whole 64-row tiles of runs were computed in full; exact runs left gaps inside their tiles.
+    // Marked keys were computed by all rows; exact runs left gaps among them.
     if (!head_->exact_runs) inside = 0;
     if ((outside | inside) == 0) continue;
     for (std::int64_t row = row_begin_; row < row_end_; ++row) {

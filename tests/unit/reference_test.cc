@@ -178,18 +178,19 @@ TEST(Reference, ExactRunsAndColumns) {
   EXPECT_EQ(toy.mask(&index), (std::vector<std::string>{"1101000", "1010100", "1101010"}));
 }
 
-TEST(Reference, UnionRunsCoverWholeRowBlocks) {
+TEST(Reference, UnionRunsCoverWholeRowBlocksAndGranules) {
   HeadIndex head;
   head.kind = HeadIndex::Kind::kDiagonal;
   head.runs = {{5, 6}};
   const SparseIndex index = index_of(head);
-  // Rows 0 ... 63 are one block: offset 5 of any of them. The block of row 64 is cut to one row.
+  // Rows 0 ... 63 are one block: offset 5 of any of them, keys 0 ... 58, rounded to 64. The block of
+  // row 64 is cut to one row: key 59, rounded to keys 32 ... 63.
   const Toy toy(65, 0, std::vector<float>(65), std::vector<float>(65));
   const std::vector<std::string> mask = toy.mask(&index);
   EXPECT_EQ(mask[0], row(0, 1, 64));
   EXPECT_EQ(mask[40], row(0, 41, 24));
-  EXPECT_EQ(mask[63], row(0, 59, 6));
-  EXPECT_EQ(mask[64], row(59, 1, 5));
+  EXPECT_EQ(mask[63], row(0, 64, 1));
+  EXPECT_EQ(mask[64], row(32, 32, 1));
 }
 
 TEST(Reference, BlocksAndDenseLastRows) {

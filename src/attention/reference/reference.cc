@@ -91,10 +91,19 @@ std::vector<std::uint8_t> diagonal_mask(const HeadIndex& head, std::int64_t q_le
       std::copy_n(mask.begin() + (row - 1) * kv_len, kv_len, mask.begin() + row * kv_len);
       continue;
     }
-    for (std::int64_t key = 0; key < kv_len; ++key) {
-      bool keeps = column[key] != 0;
-      for (std::int64_t r = first; r <= last && !keeps; ++r) keeps = covers(r, key);
-      mask[row * kv_len + key] = keeps ? 1 : 0;
+    // The keys that are kept with this one: itself, or all of its granule.
+    const std::int64_t step = head.exact_runs ? 1 : kRunGranule;
+    for (std::int64_t begin = 0; begin < kv_len; begin += step) {
+      const std::int64_t end = std::min(begin + step, kv_len);
+      bool covered_here = false;
+      for (std::int64_t r = first; r <= last; ++r) {
+        for (std::int64_t key = begin; key < end && !covered_here; ++key) {
+          covered_here = covers(r, key);
+        }
+      }
+      for (std::int64_t key = begin; key < end; ++key) {
+        mask[row * kv_len + key] = covered_here || column[key] != 0 ? 1 : 0;
+      }
     }
   }
   return mask;
