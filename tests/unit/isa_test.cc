@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "attention/cpu/kernel_table.h"
 #include "minference/attention.h"
 #include "minference/error.h"
 #include "support/problem.h"
@@ -59,12 +60,19 @@ TEST(Isa, AvailableLevelsAreCompiledAndAscend) {
 
 TEST(Isa, TheFastestLevelIsChosen) {
   if (std::getenv(kVariable) != nullptr) GTEST_SKIP() << kVariable << " is set";
-  EXPECT_EQ(choose_isa(true), available_isa_levels().back());
   EXPECT_FALSE(isa_is_bf16(choose_isa(false)));
   for (const IsaLevel level : available_isa_levels()) {
-    if (!isa_is_bf16(level)) {
-      EXPECT_GE(choose_isa(false), level);
+    if (cpu::cpu_prefers(level)) {
+      EXPECT_GE(choose_isa(true), level);
+      if (!isa_is_bf16(level)) EXPECT_GE(choose_isa(false), level);
     }
+  }
+  EXPECT_TRUE(cpu::cpu_prefers(choose_isa(true)));
+}
+
+TEST(Isa, OnlyVectorProductsOfBf16AreEverPassedOver) {
+  for (const IsaLevel level : kLevels) {
+    if (level != IsaLevel::kAvx512Bf16) EXPECT_TRUE(cpu::cpu_prefers(level)) << isa_name(level);
   }
 }
 

@@ -25,7 +25,7 @@ std::string join_names(const std::vector<IsaLevel>& levels) {
 IsaLevel fastest(bool allow_bf16) {
   IsaLevel best = IsaLevel::kGeneric;
   for (const IsaLevel level : available_isa_levels()) {
-    if (allow_bf16 || !isa_is_bf16(level)) best = level;
+    if ((allow_bf16 || !isa_is_bf16(level)) && cpu::cpu_prefers(level)) best = level;
   }
   return best;
 }

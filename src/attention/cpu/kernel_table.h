@@ -129,4 +129,7 @@ const KernelTable* kernel_table(IsaLevel level);
 // True when this processor and kernel run the level; defined for every level on every platform.
 bool cpu_supports(IsaLevel level);
 
+// False when this processor runs the level, but a lower one faster; chosen then only by force.
+bool cpu_prefers(IsaLevel level);
+
 }  // namespace minference::cpu
