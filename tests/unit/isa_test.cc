@@ -64,7 +64,9 @@ TEST(Isa, TheFastestLevelIsChosen) {
   for (const IsaLevel level : available_isa_levels()) {
     if (cpu::cpu_prefers(level)) {
       EXPECT_GE(choose_isa(true), level);
-      if (!isa_is_bf16(level)) EXPECT_GE(choose_isa(false), level);
+      if (!isa_is_bf16(level)) {
+        EXPECT_GE(choose_isa(false), level);
+      }
     }
   }
   EXPECT_TRUE(cpu::cpu_prefers(choose_isa(true)));
@@ -72,7 +74,9 @@ TEST(Isa, TheFastestLevelIsChosen) {
 
 TEST(Isa, OnlyVectorProductsOfBf16AreEverPassedOver) {
   for (const IsaLevel level : kLevels) {
-    if (level != IsaLevel::kAvx512Bf16) EXPECT_TRUE(cpu::cpu_prefers(level)) << isa_name(level);
+    if (level != IsaLevel::kAvx512Bf16) {
+      EXPECT_TRUE(cpu::cpu_prefers(level)) << isa_name(level);
+    }
   }
 }
 
