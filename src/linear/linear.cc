@@ -16,8 +16,10 @@ namespace {
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
 
 constexpr std::int64_t kChunk = LinearWeight::kUnpackChunk;
-constexpr std::int64_t kGroup = 16;       // chunks that one kernel call sums up
-constexpr std::int64_t kMaxColumns = 64;  // weight rows that a task unpacks
+constexpr std::int64_t kGroup = 16;        // chunks that one kernel call sums up
+constexpr std::int64_t kMaxColumns = 128;  // weight rows that a task unpacks
+// Of a task's packed weights, which each row block passes by: what a second-level cache holds.
+constexpr std::int64_t kWeightBytes = std::int64_t{1} << 20;
 constexpr std::int64_t kTasksPerThread = 4;
 
 // Operands are cut into chunks along the depth, which lie one after the other: of the activations
@@ -40,9 +42,12 @@ class Product {
 
   void run() {
     parallel_for(tokens_, threads_, [&](std::int64_t row, int) { convert(row); });
-    std::int64_t columns = kMaxColumns;
     const std::int64_t wanted = kTasksPerThread * threads_;
-    while (columns > kPanelWidth && weight_.rows / columns < wanted) columns /= 2;
+    std::int64_t columns = kMaxColumns;
+    while (columns > kPanelWidth && (columns * depth_ * kernels_.element_size > kWeightBytes ||
+                                     weight_.rows / columns < wanted)) {
+      columns /= 2;
+    }
     const std::int64_t column_tasks = (weight_.rows + columns - 1) / columns;
     // Splitting the tokens unpacks the weight again, so it is the second choice.
     const std::int64_t row_blocks = (tokens_ + kTileRows - 1) / kTileRows;
