@@ -143,6 +143,8 @@ void device_props(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
   props->type = device_type(device);
   device_memory(device, &props->memory_free, &props->memory_total);
   props->caps = {};
+  // Weights stay in the mapped file: no copy, as with llama.cpp's own plain buffers.
+  props->caps.buffer_from_host_ptr = device == &plugin().weights_device;
 }
 
 // Of either device the backend is one of the computing device: it has the CPU's buffer type, so that
@@ -179,6 +181,13 @@ ggml_backend_buffer_t weights_alloc(ggml_backend_buffer_type_t type, std::size_t
   const ggml_backend_buffer_type_t cpu = plugin().api.cpu_buffer_type();
   ggml_backend_buffer_t buffer = cpu->iface.alloc_buffer(cpu, size);
   if (buffer != nullptr) buffer->buft = type;
+  return buffer;
+}
+
+ggml_backend_buffer_t weights_from_pointer(ggml_backend_dev_t, void* data, std::size_t size,
+                                           std::size_t) {
+  ggml_backend_buffer_t buffer = plugin().api.cpu_buffer_from_ptr(data, size);
+  if (buffer != nullptr) buffer->buft = &plugin().weights_type;
   return buffer;
 }
 
@@ -272,6 +281,7 @@ void fill_interfaces(Plugin& target) {
   target.device.iface.supports_buft = device_supports_buffer_type;
   target.device.reg = &target.registry;
   target.weights_device = target.device;
+  target.weights_device.iface.buffer_from_host_ptr = weights_from_pointer;
   target.weights_type.iface.get_name = weights_type_name;
   target.weights_type.iface.alloc_buffer = weights_alloc;
   target.weights_type.iface.get_alignment = weights_alignment;

@@ -22,6 +22,7 @@ std::string find_host_api(const void* address, HostApi& api) {
   if (library == nullptr) library = dlopen(nullptr, RTLD_NOW);
   const bool found = find(library, "ggml_version", api.version) &&
                      find(library, "ggml_backend_cpu_buffer_type", api.cpu_buffer_type) &&
+                     find(library, "ggml_backend_cpu_buffer_from_ptr", api.cpu_buffer_from_ptr) &&
                      find(library, "ggml_backend_buft_is_host", api.buffer_type_is_host) &&
                      find(library, "ggml_graph_n_nodes", api.graph_node_count) &&
                      find(library, "ggml_graph_node", api.graph_node) &&

@@ -14,6 +14,7 @@ namespace minference::llama_host {
 struct HostApi {
   const char* (*version)() = nullptr;
   ggml_backend_buffer_type_t (*cpu_buffer_type)() = nullptr;
+  ggml_backend_buffer_t (*cpu_buffer_from_ptr)(void*, size_t) = nullptr;
   bool (*buffer_type_is_host)(ggml_backend_buffer_type_t) = nullptr;
   int (*graph_node_count)(ggml_cgraph*) = nullptr;
   ggml_tensor* (*graph_node)(ggml_cgraph*, int) = nullptr;
