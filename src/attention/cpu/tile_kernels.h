@@ -232,13 +232,19 @@ struct TileKernels {
     }
   }
 
-  static void compute_scores(const RowBlock& block, const KeyBatch& keys, Strip strip) {
+  // Raw scores of a strip and one granule; `scores`: those of the strip.
+  static void score_granule(const RowBlock& block, const KeyBatch& keys, Strip strip,
+                            std::int64_t g, float* scores) {
     const Elem* q = static_cast<const Elem*>(block.q) + strip.begin * block.dim;
+    Isa::gemm({q, block.dim, 0}, strip.rows,
+              {keys.keys + g, 1, block.dim / Isa::kPair, kKeyGranule / kPanelWidth,
+               kPanelWidth * block.dim},
+              scores + g * kKeyGranule, kBatchKeys, false);
+  }
+
+  static void compute_scores(const RowBlock& block, const KeyBatch& keys, Strip strip) {
     for (std::int64_t g = 0; g < keys.granules; ++g) {
-      Isa::gemm({q, block.dim, 0}, strip.rows,
-                {keys.keys + g, 1, block.dim / Isa::kPair, kKeyGranule / kPanelWidth,
-                 kPanelWidth * block.dim},
-                block.scores + g * kKeyGranule, kBatchKeys, false);
+      score_granule(block, keys, strip, g, block.scores);
     }
   }
 
@@ -365,10 +371,7 @@ struct TileKernels {
       return static_cast<Elem*>(block.p) + s % 2 * kRows * kBatchKeys;
     };
     const auto score_unit = [&](std::int64_t s, std::int64_t g) {
-      Isa::gemm({static_cast<const Elem*>(block.q) + s * kRows * block.dim, block.dim, 0}, rows(s),
-                {keys.keys + g, 1, block.dim / Isa::kPair, kKeyGranule / kPanelWidth,
-                 kPanelWidth * block.dim},
-                scores(s) + g * kKeyGranule, kBatchKeys, false);
+      score_granule(block, keys, {s * kRows, rows(s)}, g, scores(s));
     };
     const auto value_unit = [&](std::int64_t s, std::int64_t u) {
       Isa::gemm({p(s), kBatchKeys, kKeyGranule}, rows(s),
