@@ -27,8 +27,10 @@ struct VisibilityMask {
   bool empty() const { return words == nullptr; }
 };
 
-// What attention reads. Nothing is copied or kept. A NaN in a key or value that a row does not see may
-// still reach the row when both lie in one tile; keys at and beyond kv_len are never read.
+// What attention reads. Nothing is copied or kept; keys at and beyond kv_len are never read. A NaN
+// or infinity in a query reaches the output of its own row only, one in a key or value only rows
+// that see the key; the 64 rows of a row block with such a result are computed twice. A visible
+// score of +inf makes its row NaN, one of -inf has weight 0.
 struct AttentionInput {
   TensorView q;  // [batch, q_tokens, q_heads, head_dim], f32, f16 or bf16
   // [batch, kv_tokens, kv_heads, head_dim] and [batch, kv_tokens, kv_heads, v_head_dim], or, with a
@@ -69,8 +71,8 @@ struct AttentionParams {
 struct AttentionOutput {
   TensorView out;  // [batch, q_tokens, q_heads, v_head_dim], f32, f16 or bf16; required
   // Natural-log sum of exponentials of the scaled scores (sinks included),
-  // [batch, q_tokens, q_heads, 1] f32; optional. Rows that see no key get output 0 and LSE -inf (the
-  // sink's logit where the head has a sink).
+  // [batch, q_tokens, q_heads, 1] f32; optional. Rows that see no key, or only scores of -inf, get
+  // output 0 and LSE -inf (the sink's logit where the head has a sink).
   TensorView lse;
 };
 
@@ -96,7 +98,8 @@ struct Stats {
 // Computes softmax(scale * q k^T + visibility) v into `output`. Without `index`, exactly; with it,
 // over the index's keys only. Throws InvalidArgument for a shape, stride, dtype, length or index
 // that breaks the contract above, and nothing else that the caller could prevent.
-// Thread-safe: calls share nothing. Source of the sparse forms: MInference (arXiv 2407.02490) §3.
+// Thread-safe: calls share nothing, and a forked child may call too. Source of the sparse forms:
+// MInference (arXiv 2407.02490) §3.
 Stats attention(const AttentionInput& input, const AttentionParams& params,
                 const AttentionOutput& output, const SparseIndex* index = nullptr);
 

@@ -1,8 +1,9 @@
 // parallel_for: a dynamic loop over threads that carries exceptions out of the parallel region.
 //
 // OpenMP is used because ggml and torch use it too: sharing one runtime keeps two pools from
-// spinning against each other on the same cores. Builds without OpenMP (thread sanitizer, which
-// does not know GCC's runtime) start plain threads instead.
+// spinning against each other on the same cores. Plain threads are started instead in builds
+// without OpenMP (thread sanitizer, which does not know GCC's runtime) and in forked children,
+// where GCC's runtime would wait for ever for the pool of threads that the parent had.
 #pragma once
 
 #ifdef _OPENMP
@@ -18,6 +19,9 @@
 #include <vector>
 
 namespace minference {
+
+// True in a process that was forked, without exec, from one that had this library loaded.
+bool in_forked_child();
 
 // Threads that a request for `threads` gives (0 or less: the runtime's default).
 inline int resolve_threads(int threads) {
@@ -53,14 +57,26 @@ void parallel_for(std::int64_t count, int threads, Body&& body) {
     }
   };
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-  work(omp_get_thread_num());
+  const bool plain_threads = in_forked_child();
 #else
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t) pool.emplace_back(work, t);
-  work(0);
-  for (std::thread& thread : pool) thread.join();
+  const bool plain_threads = true;
 #endif
+  if (plain_threads) {
+    std::vector<std::thread> pool;
+    pool.reserve(threads);
+    try {
+      for (int t = 1; t < threads; ++t) pool.emplace_back(work, t);
+    } catch (const std::exception&) {
+      // The system gives no more threads; those that run do all of the work.
+    }
+    work(0);
+    for (std::thread& thread : pool) thread.join();
+  } else {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+    work(omp_get_thread_num());
+#endif
+  }
   if (error) std::rethrow_exception(error);
 }
 

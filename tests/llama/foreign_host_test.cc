@@ -13,6 +13,7 @@
 // Only ggml_version() may be called before the plug-in refuses.
 EXPORT const char* ggml_version() { return "0.9.1"; }
 EXPORT void ggml_backend_cpu_buffer_type() { std::abort(); }
+EXPORT void ggml_backend_cpu_buffer_from_ptr() { std::abort(); }
 EXPORT void ggml_backend_buft_is_host() { std::abort(); }
 EXPORT void ggml_graph_n_nodes() { std::abort(); }
 EXPORT void ggml_graph_node() { std::abort(); }

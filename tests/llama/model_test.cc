@@ -10,6 +10,7 @@
 
 #include "llama/host.h"
 #include "llama/model.h"
+#include "minference/isa.h"
 
 namespace minference::testing {
 namespace {
@@ -136,7 +137,11 @@ TEST(Model, MatrixProductsGiveTheGreedyTokensOfStock) {
   configure(kLinear);
   Logits logits;
   EXPECT_EQ(run(logits), expected);
-  EXPECT_GT(Host::get().stats().at("linear_calls"), 0);
+  // At other levels, products of f32 weights are left to llama.cpp.
+  const IsaLevel level = choose_isa(true);
+  if (level == IsaLevel::kAvx512Bf16 || level == IsaLevel::kAmxBf16) {
+    EXPECT_GT(Host::get().stats().at("linear_calls"), 0);
+  }
   expect_close(logits, expected_logits, 2 * kBf16Bound, "products and attention");
 }
 

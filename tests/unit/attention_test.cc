@@ -92,8 +92,8 @@ TEST(Attention, DecodeStepsEqualTheLastRowOfPrefill) {
   }
 }
 
-// A NaN must reach the rows that see it, or nobody would notice, and must not travel to other heads
-// or to rows whose tiles never touch its key.
+// A NaN must reach the rows that see it, or nobody would notice, and must not travel to other rows
+// or heads.
 TEST(Attention, NaNStaysWithTheRowsThatSeeIt) {
   Case c;
   c.q_len = 100;
@@ -105,7 +105,7 @@ TEST(Attention, NaNStaysWithTheRowsThatSeeIt) {
   EXPECT_TRUE(std::isnan(result.out.get(0, 99, 0, 0)));
   for (std::int64_t t = 0; t < c.q_len; ++t) {
     EXPECT_TRUE(std::isfinite(result.out.get(0, t, 2, 0))) << t;  // of the other KV head
-    if (t < 64) {
+    if (t < 99) {
       EXPECT_TRUE(std::isfinite(result.out.get(0, t, 0, 0))) << t;
     }
   }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "attention/cpu/kernel_table.h"
+#include "attention/cpu/non_finite_values.h"
 #include "attention/cpu/row_block_scratch.h"
 #include "attention/cpu/row_source.h"
 #include "attention/visible_keys.h"
@@ -206,6 +207,23 @@ class Execution {
     RowBlock& block = scratch.rows.block;
     scratch.rows.load(task.b, task.h, task.row_end - task.row_begin,
                       [&](std::int64_t i) { return task.row_begin + i; });
+    kept_[thread] += attend_keys(task, packed, columns, scratch, nullptr);
+    // Every row gives every value of its batches a weight, 0 included, so one that is not finite
+    // shows in the first row's accumulator as well.
+    if (!all_finite(block.acc, block.v_dim)) {
+      kernels_.reset(block);
+      NonFiniteValues values(kernels_, block.v_dim);
+      attend_keys(task, packed, columns, scratch, &values);
+      values.put_back(block);
+    }
+    write_rows(task, block);
+  }
+
+  // Takes the row block that `scratch` holds through all of its keys; returns the visible pairs.
+  // With `careful`, values that are not finite reach only the rows that it notes.
+  std::int64_t attend_keys(const RowTask& task, const Packed& packed, const Packed& columns,
+                           Scratch& scratch, NonFiniteValues* careful) const {
+    RowBlock& block = scratch.rows.block;
     scratch.visible.start(geometry_[task.b], sparse_head(index_, task.b, task.h), task.row_begin,
                           task.row_end);
     kernels_.enter();
@@ -216,7 +234,10 @@ class Execution {
     const std::int64_t key_bytes = dim_ * kernels_.element_size;
     const std::int64_t value_bytes = v_dim_ * kernels_.element_size;
     const auto attend_batch = [&](KeyBatch& batch) {
-      if (batch.granules > 0) kernels_.attend(block, batch);
+      if (batch.granules > 0) {
+        if (careful != nullptr) careful->take_out(batch, block.rows);
+        kernels_.attend(block, batch);
+      }
       batch.clear();
     };
     const auto add_tile = [&](const Packed& from) {
@@ -231,8 +252,7 @@ class Execution {
     while (scratch.visible.next_columns(tile)) add_tile(columns);
     for (KeyBatch* batch : batches) attend_batch(*batch);
     kernels_.leave();
-    kept_[thread] += kept;
-    write_rows(task, block);
+    return kept;
   }
 
   // Divides by the sum of exponentials and stores output and LSE.

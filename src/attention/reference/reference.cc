@@ -155,6 +155,11 @@ double attend(const std::vector<double>& scores, const std::vector<const double*
   std::fill(out.begin(), out.end(), 0.0);
   if (scores.empty()) return sink;
   const double maximum = std::max(sink, *std::max_element(scores.begin(), scores.end()));
+  constexpr double kNever = -std::numeric_limits<double>::infinity();  // weight 0
+  if (sink == kNever &&
+      std::all_of(scores.begin(), scores.end(), [](double score) { return score == kNever; })) {
+    return kNever;
+  }
   double sum = std::exp(sink - maximum);
   for (std::size_t i = 0; i < scores.size(); ++i) {
     const double weight = std::exp(scores[i] - maximum);
