@@ -335,6 +335,13 @@ Problem make_problem(const Case& c) {
   return problem;
 }
 
+Case six_heads(Pattern pattern) {
+  Case c;
+  c.q_heads = c.kv_heads = 6;
+  c.pattern = pattern;
+  return c;
+}
+
 Result make_result(const AttentionInput& input, DType dtype, Layout layout) {
   const TensorView& q = input.q;
   return {TensorData({q.batch(), q.tokens(), q.heads(), input.v.dim()}, dtype, layout),

@@ -114,6 +114,9 @@ struct Result {
   AttentionOutput output() const { return {out.view(), lse.view()}; }
 };
 
+// Six heads, so that a mixed index has one head of each form.
+Case six_heads(Pattern pattern);
+
 Result make_result(const AttentionInput& input, DType dtype, Layout layout);
 
 }  // namespace minference::test

@@ -14,13 +14,14 @@
 #include <cstdint>
 
 #include "minference/isa.h"
+#include "minference/sparse_index.h"
 #include "minference/tensor.h"
 
 namespace minference::cpu {
 
-inline constexpr std::int64_t kTileRows = 64;     // query rows of a row block
-inline constexpr std::int64_t kTileKeys = 64;     // keys that are packed at a time
-inline constexpr std::int64_t kKeyGranule = 32;   // packed keys are addressed in units of this
+inline constexpr std::int64_t kTileRows = 64;             // query rows of a row block
+inline constexpr std::int64_t kTileKeys = 64;             // keys that are packed at a time
+inline constexpr std::int64_t kKeyGranule = kRunGranule;  // packed keys are addressed in these
 inline constexpr std::int64_t kBatchKeys = 128;   // keys that a row block attends to at a time
 inline constexpr std::int64_t kPanelWidth = 16;   // keys, or columns, of one packed panel
 inline constexpr std::int64_t kMaxLanes = 16;     // f32 lanes of the widest vector
