@@ -25,9 +25,9 @@ struct BlockMass {
 };
 
 // Cell (a, c) of a head stands for rows [a * stride, (a + 1) * stride) of the chunk and keys
-// [c * stride, (c + 1) * stride); its score is the sum of the scores on its antidiagonal, phase p of
-// the keys against phase stride - 1 - p of the rows, divided by stride and norm. A cell counts when
-// one of its (row, key) pairs is visible. Each row of cells goes through a softmax, and the
+// [c * stride, (c + 1) * stride); its score is the sum of the scores on its antidiagonal, phase p
+// of the keys against phase stride - 1 - p of the rows, divided by stride and norm. A cell counts
+// when one of its (row, key) pairs is visible. Each row of cells goes through a softmax, and the
 // probabilities are summed per block.
 //
 // Calls consume(estimate) for every row block that exists of every sequence with keys, from worker

@@ -12,8 +12,8 @@ namespace minference {
 std::vector<std::int64_t> top_k(std::span<const float> values, std::int64_t k);
 
 // The fewest positions whose mass reaches `share` of the total, ascending: those in `forced` (each
-// once) and then the heaviest; of equal masses the earlier positions win. At least `at_least` and at
-// most `at_most` positions, but the forced ones always. NaN counts as 0.
+// once) and then the heaviest; of equal masses the earlier positions win. At least `at_least` and
+// at most `at_most` positions, but the forced ones always. NaN counts as 0.
 std::vector<std::int64_t> smallest_cover(std::span<const double> mass,
                                          std::span<const std::int64_t> forced, double share,
                                          std::int64_t at_least, std::int64_t at_most);

@@ -1,5 +1,5 @@
-// flexprefill: per head either columns and diagonals of blocks, or a map of pooled scores, whichever
-// describes its last queries; as many blocks as hold a share gamma of the mass.
+// flexprefill: per head either columns and diagonals of blocks, or a map of pooled scores,
+// whichever its last queries follow; as many blocks as hold a share gamma of the mass.
 // Source: FlexPrefill (arXiv 2502.20766) §4.
 #include <algorithm>
 #include <chrono>

@@ -32,8 +32,9 @@ bool budgets_cover_all(std::int64_t vertical, std::int64_t slash, std::int64_t k
 inline constexpr std::int64_t kBlockSparseTopK = 100;
 
 // Writes the block_sparse head of every (sequence, query head) whose entry of wanted
-// [batch * q_heads] is not 0 into `index`: per row block of kRowBlock rows the diagonal, block 0 and
-// the key blocks whose mean scores highest against the mean query, top_k in all where that is more.
+// [batch * q_heads] is not 0 into `index`: per row block of kRowBlock rows the diagonal, block 0
+// and the key blocks whose mean scores highest against the mean query, top_k in all where that is
+// more.
 void block_sparse_heads(const AttentionInput& input, const AttentionParams& params,
                         std::int64_t top_k, std::span<const std::uint8_t> wanted,
                         SparseIndex& index);

@@ -119,9 +119,9 @@ struct KernelTable {
   // masked.
   void (*probabilities)(RowBlock& block, const KeyBatch& keys, const float* log_sum,
                         float* probabilities);
-  // Turns block.scores, as gemm() left them [rows][kBatchKeys], into exponentials 2^(score - shift[r]),
-  // 0 where `keys` masks; of `keys` only granules and masks are read. Advances shift, bound and
-  // lane_sum.
+  // Turns block.scores, as gemm() left them [rows][kBatchKeys], into exponentials
+  // 2^(score - shift[r]), 0 where `keys` masks; of `keys` only granules and masks are read.
+  // Advances shift, bound and lane_sum.
   void (*exponentials)(RowBlock& block, const KeyBatch& keys);
   // Adds a tile of probabilities of `rows` rows to its column sums, column_sums[c] += p[r][c], and to
   // its diagonal sums, diagonal_sums[c - r] += p[r][c] for c - r from 1 - rows to n_keys - 1.
