@@ -22,6 +22,8 @@ struct MethodOption {
   double min_value = 0;
   double max_value = 0;
   bool integer = true;
+  std::int64_t multiple_of = 1;  // whole numbers: legal values are multiples of it
+  std::int64_t divisor_of = 0;   // whole numbers: legal values divide it; 0: no such limit
 };
 
 // Values of options by name; a name that is absent has its default.

@@ -29,4 +29,42 @@ std::vector<std::int64_t> top_k(std::span<const float> values, std::int64_t k) {
   return positions;
 }
 
+std::vector<std::int64_t> smallest_cover(std::span<const double> mass,
+                                         std::span<const std::int64_t> forced, double share,
+                                         std::int64_t at_least, std::int64_t at_most) {
+  struct Entry {
+    double mass;
+    std::int64_t position;
+  };
+  std::vector<Entry> heap(mass.size());
+  double total = 0.0;
+  for (std::size_t i = 0; i < mass.size(); ++i) {
+    const double value = mass[i] == mass[i] ? mass[i] : 0.0;
+    heap[i] = {value, static_cast<std::int64_t>(i)};
+    total += value;
+  }
+  double covered = 0.0;
+  std::vector<std::int64_t> positions(forced.begin(), forced.end());
+  for (const std::int64_t position : forced) {
+    covered += heap[position].mass;
+    heap[position].position = -1;
+  }
+  std::erase_if(heap, [](const Entry& entry) { return entry.position < 0; });
+  // A heap, because only what is taken has to be put in order.
+  const auto after = [](const Entry& a, const Entry& b) {
+    return a.mass < b.mass || (a.mass == b.mass && a.position > b.position);
+  };
+  std::make_heap(heap.begin(), heap.end(), after);
+  auto count = static_cast<std::int64_t>(positions.size());
+  while (!heap.empty() && count < at_most && (count < at_least || covered < share * total)) {
+    std::pop_heap(heap.begin(), heap.end(), after);
+    covered += heap.back().mass;
+    positions.push_back(heap.back().position);
+    heap.pop_back();
+    ++count;
+  }
+  std::sort(positions.begin(), positions.end());
+  return positions;
+}
+
 }  // namespace minference

@@ -1,4 +1,4 @@
-// top_k: positions of the largest values, deterministic under ties.
+// Positions of the largest values, by number or by their share; deterministic under ties.
 #pragma once
 
 #include <cstdint>
@@ -10,5 +10,12 @@ namespace minference {
 // Positions of the k largest of `values`, ascending; of equal values the earlier positions win.
 // k is clamped to [0, values.size()]. NaN counts as smaller than everything else.
 std::vector<std::int64_t> top_k(std::span<const float> values, std::int64_t k);
+
+// The fewest positions whose mass reaches `share` of the total, ascending: those in `forced` (each
+// once) and then the heaviest; of equal masses the earlier positions win. At least `at_least` and
+// at most `at_most` positions, but the forced ones always. NaN counts as 0.
+std::vector<std::int64_t> smallest_cover(std::span<const double> mass,
+                                         std::span<const std::int64_t> forced, double share,
+                                         std::int64_t at_least, std::int64_t at_most);
 
 }  // namespace minference

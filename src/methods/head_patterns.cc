@@ -1,13 +1,11 @@
 #include "methods/head_patterns.h"
 
 #include <chrono>
-#include <string>
 #include <vector>
 
 #include "attention/visible_keys.h"
 #include "methods/head_rules.h"
 #include "methods/method_table.h"
-#include "minference/error.h"
 
 namespace minference {
 
@@ -16,22 +14,18 @@ SparseIndex build_from_patterns(const AttentionInput& input, const AttentionPara
   const auto start = std::chrono::steady_clock::now();
   SparseIndex index = dense_method().build_index(input, params, {}, {});
   std::vector<HeadPattern> patterns(index.q_heads);
-  for (std::int64_t h = 0; h < index.q_heads; ++h) {
-    patterns[h] = pattern_of(h);
-    if (patterns[h].kind == HeadPattern::Kind::kBlockSparse) {
-      throw Unsupported("head " + std::to_string(h) +
-                        " has the pattern block_sparse; this version runs vertical_and_slash and "
-                        "stream_llm heads");
-    }
-  }
+  for (std::int64_t h = 0; h < index.q_heads; ++h) patterns[h] = pattern_of(h);
   std::vector<SequenceGeometry> geometry;
   std::vector<std::uint8_t> wanted(index.heads.size(), 0);
+  std::vector<std::uint8_t> block_sparse(index.heads.size(), 0);
   for (std::int64_t b = 0; b < index.batch; ++b) {
     geometry.emplace_back(input, params, b);
     for (std::int64_t h = 0; h < index.q_heads; ++h) {
       const HeadPattern& pattern = patterns[h];
       if (pattern.kind == HeadPattern::Kind::kAShape) {
         index.head(b, h) = a_shape_head(pattern.vertical, pattern.slash, geometry[b].kv_len);
+      } else if (pattern.kind == HeadPattern::Kind::kBlockSparse) {
+        block_sparse[b * index.q_heads + h] = 1;
       } else {
         wanted[b * index.q_heads + h] =
             budgets_cover_all(pattern.vertical, pattern.slash, geometry[b].kv_len) ? 0 : 1;
@@ -43,6 +37,7 @@ SparseIndex build_from_patterns(const AttentionInput& input, const AttentionPara
     index.head(estimate.b, estimate.h) =
         vertical_slash_head(estimate, pattern.vertical, pattern.slash, geometry[estimate.b].q_len);
   });
+  block_sparse_heads(input, params, kBlockSparseTopK, block_sparse, index);
   index.build_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return index;

@@ -11,8 +11,8 @@
 namespace minference {
 
 // The index of every sequence and head; pattern_of(h) gives the pattern of query head h. One last-q
-// estimate serves all vertical-slash heads; heads that need none pay for none.
-// Throws Unsupported for a pattern kind that has no implementation yet.
+// estimate serves all vertical-slash heads; heads that need none pay for none. The numbers of a
+// block_sparse pattern are ignored, as in the reference system: it keeps kBlockSparseTopK blocks.
 SparseIndex build_from_patterns(const AttentionInput& input, const AttentionParams& params,
                                 const std::function<HeadPattern(std::int64_t)>& pattern_of);
 

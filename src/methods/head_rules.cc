@@ -1,7 +1,13 @@
 #include "methods/head_rules.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
+#include "attention/cpu/kernel_table.h"
+#include "core/parallel.h"
+#include "index/block_grid.h"
+#include "index/pooled.h"
 #include "index/top_k.h"
 
 namespace minference {
@@ -28,6 +34,25 @@ double covered_share(const HeadIndex& head, std::int64_t q_len, std::int64_t kv_
     causal += end * rows;
   }
   return causal > 0 ? static_cast<double>(covered) / static_cast<double>(causal) : 1.0;
+}
+
+// The forced key blocks and, if that is more, those of the highest scores up to `count` in all;
+// ascending.
+std::vector<std::int64_t> top_blocks(const float* scores, BlockGrid::Range visible,
+                                     std::vector<std::int64_t> forced, std::int64_t count) {
+  std::vector<std::int64_t> others;
+  std::vector<float> values;
+  for (std::int64_t n = visible.begin; n < visible.end; ++n) {
+    if (std::binary_search(forced.begin(), forced.end(), n)) continue;
+    others.push_back(n);
+    values.push_back(scores[n]);
+  }
+  std::vector<std::int64_t> kept = std::move(forced);
+  for (const std::int64_t i : top_k(values, count - static_cast<std::int64_t>(kept.size()))) {
+    kept.push_back(others[i]);
+  }
+  std::sort(kept.begin(), kept.end());
+  return kept;
 }
 
 }  // namespace
@@ -73,6 +98,34 @@ HeadIndex vertical_slash_head(const LastQEstimate& estimate, std::int64_t vertic
 
   if (covered_share(head, q_len, kv_len) >= kDensePays) return HeadIndex{};
   return head;
+}
+
+void block_sparse_heads(const AttentionInput& input, const AttentionParams& params,
+                        std::int64_t top_k, std::span<const std::uint8_t> wanted,
+                        SparseIndex& index) {
+  const PooledKeys pooled(input, params, kKeyBlock, wanted);
+  std::vector<BlockGrid> grids;
+  for (std::int64_t b = 0; b < index.batch; ++b) {
+    grids.emplace_back(SequenceGeometry(input, params, b), kKeyBlock);
+  }
+  std::vector<std::optional<PooledKeys::Scratch>> scratch(resolve_threads(params.threads));
+  const auto heads = static_cast<std::int64_t>(index.heads.size());
+  parallel_for(heads, params.threads, [&](std::int64_t i, int thread) {
+    if (wanted[i] == 0) return;
+    const BlockGrid& grid = grids[i / index.q_heads];
+    if (!scratch[thread]) scratch[thread].emplace();
+    std::vector<std::vector<std::int64_t>> kept(grid.row_blocks());
+    for (std::int64_t first = 0; first < grid.row_blocks(); first += cpu::kTileRows) {
+      const std::int64_t last = std::min(first + cpu::kTileRows, grid.row_blocks()) - 1;
+      const PooledKeys::Scores scores =
+          pooled.scores(i / index.q_heads, i % index.q_heads, grid.first_row(first),
+                        grid.end_row(last), grid.size(), grid.visible(last).end, *scratch[thread]);
+      for (std::int64_t m = first; m <= last; ++m) {
+        kept[m] = top_blocks(scores.row(m - first), grid.visible(m), grid.forced(m), top_k);
+      }
+    }
+    index.heads[i] = block_head(grid, input.q.tokens(), kept);
+  });
 }
 
 }  // namespace minference

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "index/last_q.h"
+#include "minference/attention.h"
 #include "minference/sparse_index.h"
 
 namespace minference {
@@ -25,5 +27,16 @@ HeadIndex vertical_slash_head(const LastQEstimate& estimate, std::int64_t vertic
 
 // True when the budgets keep every key of a sequence of this length, so that no estimate is needed.
 bool budgets_cover_all(std::int64_t vertical, std::int64_t slash, std::int64_t kv_len);
+
+// Key blocks kept per row block by a head of the kind block_sparse: the reference system's number.
+inline constexpr std::int64_t kBlockSparseTopK = 100;
+
+// Writes the block_sparse head of every (sequence, query head) whose entry of wanted
+// [batch * q_heads] is not 0 into `index`: per row block of kRowBlock rows the diagonal, block 0
+// and the key blocks whose mean scores highest against the mean query, top_k in all where that is
+// more.
+void block_sparse_heads(const AttentionInput& input, const AttentionParams& params,
+                        std::int64_t top_k, std::span<const std::uint8_t> wanted,
+                        SparseIndex& index);
 
 }  // namespace minference

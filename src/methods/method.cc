@@ -17,11 +17,27 @@ std::string format_number(double value) {
   return text.str();
 }
 
+// Whether a value inside the range is of the kind that the option takes.
+bool fits(const MethodOption& option, double value) {
+  if (!option.integer) return true;
+  return value == std::floor(value) &&
+         std::fmod(value, static_cast<double>(option.multiple_of)) == 0 &&
+         (option.divisor_of == 0 || std::fmod(static_cast<double>(option.divisor_of), value) == 0);
+}
+
+std::string legal_numbers(const MethodOption& option) {
+  if (!option.integer) return "numbers";
+  if (option.divisor_of != 0) return "divisors of " + std::to_string(option.divisor_of);
+  if (option.multiple_of != 1) return "multiples of " + std::to_string(option.multiple_of);
+  return "whole numbers";
+}
+
 }  // namespace
 
 const std::vector<const Method*>& attention_methods() {
-  static const std::vector<const Method*> methods = {&minference_method(), &vertical_slash_method(),
-                                                     &a_shape_method(), &dense_method()};
+  static const std::vector<const Method*> methods = {
+      &minference_method(),  &vertical_slash_method(), &a_shape_method(), &block_sparse_method(),
+      &flexprefill_method(), &xattention_method(),     &dense_method()};
   return methods;
 }
 
@@ -53,12 +69,11 @@ MethodOptions resolve_options(const Method& method, const MethodOptions& given) 
   }
   for (const MethodOption& option : method.options()) {
     const double value = resolved[option.name];
-    const bool whole = !option.integer || value == std::floor(value);
-    if (!(value >= option.min_value && value <= option.max_value) || !whole) {
-      throw InvalidArgument(
-          "option " + option.name + " of method " + method.name() + " is " + format_number(value) +
-          "; legal: " + (option.integer ? "whole numbers from " : "numbers from ") +
-          format_number(option.min_value) + " to " + format_number(option.max_value));
+    if (!(value >= option.min_value && value <= option.max_value) || !fits(option, value)) {
+      throw InvalidArgument("option " + option.name + " of method " + method.name() + " is " +
+                            format_number(value) + "; legal: " + legal_numbers(option) + " from " +
+                            format_number(option.min_value) + " to " +
+                            format_number(option.max_value));
     }
   }
   return resolved;

@@ -9,5 +9,8 @@ const Method& dense_method();
 const Method& a_shape_method();
 const Method& vertical_slash_method();
 const Method& minference_method();
+const Method& block_sparse_method();
+const Method& flexprefill_method();
+const Method& xattention_method();
 
 }  // namespace minference

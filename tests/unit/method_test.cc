@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include "minference/error.h"
@@ -33,7 +34,8 @@ TEST(Methods, AreFoundByTheirNames) {
     names.insert(method->name());
   }
   EXPECT_EQ(names.size(), attention_methods().size());
-  for (const char* name : {"dense", "minference", "vertical_slash", "a_shape"}) {
+  for (const char* name : {"dense", "minference", "vertical_slash", "a_shape", "block_sparse",
+                           "flexprefill", "xattention"}) {
     EXPECT_EQ(names.count(name), 1U) << name;
   }
 }
@@ -66,6 +68,14 @@ TEST(Methods, PublishedDefaults) {
   const MethodOptions a_shape = resolve_options(find_method("a_shape"), {});
   EXPECT_EQ(a_shape.at("n_init"), 128);
   EXPECT_EQ(a_shape.at("n_local"), 3968);
+  EXPECT_EQ(resolve_options(find_method("block_sparse"), {}), (MethodOptions{{"top_k", 100}}));
+  EXPECT_EQ(resolve_options(find_method("flexprefill"), {}), (MethodOptions{{"gamma", 0.9},
+                                                                            {"tau", 0.1},
+                                                                            {"min_budget", 0},
+                                                                            {"max_budget", 0},
+                                                                            {"block_size", 128}}));
+  EXPECT_EQ(resolve_options(find_method("xattention"), {}),
+            (MethodOptions{{"stride", 8}, {"threshold", 0.9}, {"block_size", 128}, {"norm", 1}}));
 }
 
 TEST(Methods, GivenOptionsReplaceDefaults) {
@@ -98,6 +108,28 @@ TEST(Methods, RefusesOptionValues) {
                      InvalidArgument);
       }
     }
+  }
+}
+
+TEST(Methods, RefusesSizesThatDoNotFitTheBlocksOfAnIndex) {
+  for (const char* method : {"flexprefill", "xattention"}) {
+    for (const double size : {0, 63, 65, 100, 200, 1088}) {
+      const std::string what = refusal([&] {
+        resolve_options(find_method(method), {{"block_size", size}});
+      });
+      std::ostringstream number;
+      number << size;
+      EXPECT_NE(what.find("is " + number.str() + "; legal: multiples of 64 from 64 to 1024"),
+                std::string::npos)
+          << what;
+    }
+    EXPECT_NO_THROW(resolve_options(find_method(method), {{"block_size", 192}}));
+  }
+  for (const double stride : {0, 3, 6, 12, 65, 128}) {
+    const std::string what = refusal([&] {
+      resolve_options(find_method("xattention"), {{"stride", stride}});
+    });
+    EXPECT_NE(what.find("legal: divisors of 64 from 1 to 64"), std::string::npos) << what;
   }
 }
 
@@ -162,19 +194,13 @@ TEST(MethodAttention, FallsBackToDenseUnderAMaskAndSaysSo) {
   EXPECT_EQ(bidirectional.fallbacks.size(), 1U);
 }
 
-TEST(MethodAttention, NamesTheHeadOfAPatternThatCannotRun) {
-  const PatternFile patterns =
-      PatternFile::parse(R"([{"2": ["block_sparse", 100, 100, 1]}])", "toy.json");
-  MethodContext context;
-  context.patterns = &patterns;
-  try {
-    run_method("minference", {}, context, {});
-    FAIL() << "not refused";
-  } catch (const Unsupported& error) {
-    const std::string what = error.what();
-    EXPECT_NE(what.find("head 2"), std::string::npos) << what;
-    EXPECT_NE(what.find("block_sparse"), std::string::npos) << what;
-  }
+TEST(MethodAttention, RefusesBudgetsThatContradictEachOther) {
+  const std::string what = refusal([] {
+    run_method("flexprefill", {{"min_budget", 1000}, {"max_budget", 500}}, {}, {});
+  });
+  EXPECT_NE(what.find("max_budget"), std::string::npos) << what;
+  EXPECT_NE(what.find("is 500; legal"), std::string::npos) << what;
+  EXPECT_NE(what.find("1000"), std::string::npos) << what;
 }
 
 }  // namespace

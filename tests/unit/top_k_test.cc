@@ -57,5 +57,41 @@ TEST(TopK, AgreesWithAStableSort) {
   }
 }
 
+constexpr std::int64_t kNoLimit = 1000;
+
+TEST(SmallestCover, TakesTheHeaviestUntilTheShareIsReached) {
+  const std::vector<double> mass = {1, 4, 0, 3, 2};
+  EXPECT_EQ(smallest_cover(mass, {}, 0, 0, kNoLimit), Positions{});
+  EXPECT_EQ(smallest_cover(mass, {}, 0.4, 0, kNoLimit), Positions{1});
+  EXPECT_EQ(smallest_cover(mass, {}, 0.41, 0, kNoLimit), (Positions{1, 3}));
+  EXPECT_EQ(smallest_cover(mass, {}, 0.9, 0, kNoLimit), (Positions{1, 3, 4}));
+  EXPECT_EQ(smallest_cover(mass, {}, 1, 0, kNoLimit), (Positions{0, 1, 3, 4}));
+}
+
+TEST(SmallestCover, ForcedPositionsComeFirstAndCount) {
+  const std::vector<double> mass = {1, 4, 0, 3, 2};
+  const Positions forced = {2, 4};
+  EXPECT_EQ(smallest_cover(mass, forced, 0.2, 0, kNoLimit), (Positions{2, 4}));
+  EXPECT_EQ(smallest_cover(mass, forced, 0.5, 0, kNoLimit), (Positions{1, 2, 4}));
+  EXPECT_EQ(smallest_cover(mass, forced, 1, 0, 3), (Positions{1, 2, 4}));
+  EXPECT_EQ(smallest_cover(mass, forced, 1, 0, 1), (Positions{2, 4}));
+}
+
+TEST(SmallestCover, CountsAreBounded) {
+  const std::vector<double> mass = {1, 4, 0, 3, 2};
+  EXPECT_EQ(smallest_cover(mass, {}, 0, 2, kNoLimit), (Positions{1, 3}));
+  EXPECT_EQ(smallest_cover(mass, {}, 1, 0, 2), (Positions{1, 3}));
+  EXPECT_EQ(smallest_cover(mass, {}, 0, 9, kNoLimit), (Positions{0, 1, 2, 3, 4}));
+  EXPECT_EQ(smallest_cover({}, {}, 1, 3, kNoLimit), Positions{});
+}
+
+TEST(SmallestCover, EarlierPositionsWinTiesAndNaNIsNothing) {
+  EXPECT_EQ(smallest_cover(std::vector<double>(8, 0.5), {}, 0.5, 0, kNoLimit),
+            (Positions{0, 1, 2, 3}));
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(smallest_cover(std::vector<double>{nan, 1, nan, 3}, {}, 0.9, 0, kNoLimit),
+            (Positions{1, 3}));
+}
+
 }  // namespace
 }  // namespace minference

@@ -97,6 +97,10 @@ struct KernelTable {
   void (*load_queries)(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
                        std::int64_t padded_dim, void* packed);
 
+  // sums[d] = the sum of element d of rows[0 ... n), in f32.
+  void (*sum_rows)(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
+                   float* sums);
+
   // Rounds one f32 row to packed elements, filled up with zeros; any length.
   void (*convert_row)(const float* row, std::int64_t n, std::int64_t padded_n, void* out);
   // c[rows][16 * panels] = sum over blocks of a[block][rows][depth] * b[block] (+ c), each b[block]
@@ -116,6 +120,10 @@ struct KernelTable {
   // masked.
   void (*probabilities)(RowBlock& block, const KeyBatch& keys, const float* log_sum,
                         float* probabilities);
+  // Turns block.scores, as gemm() left them [rows][kBatchKeys], into exponentials
+  // 2^(score - shift[r]), 0 where `keys` masks; of `keys` only granules and masks are read.
+  // Advances shift, bound and lane_sum.
+  void (*exponentials)(RowBlock& block, const KeyBatch& keys);
   // Adds a tile of probabilities of `rows` rows to its column sums, column_sums[c] += p[r][c], and to
   // its diagonal sums, diagonal_sums[c - r] += p[r][c] for c - r from 1 - rows to n_keys - 1.
   void (*add_sums)(const float* probabilities, std::int64_t rows, std::int64_t n_keys,

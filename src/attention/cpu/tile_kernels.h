@@ -190,6 +190,23 @@ struct TileKernels {
                 static_cast<std::size_t>((kTileRows - n) * padded_dim) * sizeof(Elem));
   }
 
+  static void sum_rows(const void* const* rows, DType dtype, std::int64_t n, std::int64_t dim,
+                       float* sums) {
+    std::int64_t d = 0;
+    for (; d + Isa::kLanes <= dim; d += Isa::kLanes) {
+      Vec sum[2] = {Isa::zero(), Isa::zero()};
+      for (std::int64_t r = 0; r < n; ++r) {
+        sum[r % 2] = Isa::add(sum[r % 2], Isa::load_as_f32(rows[r], dtype, d));
+      }
+      Isa::store(sums + d, Isa::add(sum[0], sum[1]));
+    }
+    for (; d < dim; ++d) {
+      float sum = 0.0F;
+      for (std::int64_t r = 0; r < n; ++r) sum += Isa::element_as_f32(rows[r], dtype, d);
+      sums[d] = sum;
+    }
+  }
+
   static void convert_f32_row(const float* row, std::int64_t n, std::int64_t padded_n, void* out) {
     auto* to = static_cast<Elem*>(out);
     const std::int64_t whole = n / kPanelWidth * kPanelWidth;
@@ -432,6 +449,23 @@ struct TileKernels {
     });
   }
 
+  static void exponentials(RowBlock& block, const KeyBatch& keys) {
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      float* scores = block.scores + r * kBatchKeys;
+      const Vec largest = finish_scores(block, keys.granules, keys.row_mask(r), scores);
+      if (Isa::any_above(largest, block.bound[r])) raise_shift(block, r, Isa::reduce_max(largest));
+      const Vec shift = Isa::set1(block.shift[r]);
+      float* sums = block.lane_sum + r * kMaxLanes;
+      Vec sum = Isa::load(sums);
+      for (std::int64_t key = 0; key < keys.granules * kKeyGranule; key += Isa::kLanes) {
+        const Vec e = Isa::exp2_exact(Isa::sub(Isa::load(scores + key), shift));
+        sum = Isa::add(sum, e);
+        Isa::store(scores + key, e);
+      }
+      Isa::store(sums, sum);
+    }
+  }
+
   static void add_sums(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
                        float* column_sums, float* diagonal_sums) {
     for (std::int64_t key = 0; key < n_keys; key += kKeyGranule) {
@@ -467,12 +501,14 @@ KernelTable make_kernel_table(IsaLevel level) {
           Kernels::pack_keys,
           Kernels::pack_values,
           Kernels::load_queries,
+          Kernels::sum_rows,
           Kernels::convert_f32_row,
           Kernels::gemm,
           Kernels::reset,
           Kernels::attend,
           Kernels::sum_exponentials,
           Kernels::probabilities,
+          Kernels::exponentials,
           Kernels::add_sums,
           Kernels::row_sum};
 }
