@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,20 +30,37 @@ struct MethodOption {
 // Values of options by name; a name that is absent has its default.
 using MethodOptions = std::map<std::string, double>;
 
+// What a method remembers of the prompts of one layer from chunk to chunk. The caller owns it,
+// gives the same object with every chunk of the same sequences, and an empty one with others. Rows
+// from before the end of what is remembered begin anew: a prompt from position 0 needs no empty one.
+struct MethodState {
+  SparseIndex index;                  // dense heads: nothing is remembered
+  std::vector<std::int64_t> kv_lens;  // [batch] keys that the index was estimated from; 0: none
+};
+
 // What a method needs to know beyond the tensors.
 struct MethodContext {
   std::int64_t layer = 0;                 // layer number, for per-layer rules and pattern files
   const PatternFile* patterns = nullptr;  // per-head patterns, or null
   int threads = 0;                        // 0: the OpenMP default
+  // Rows of the same prompt that later calls bring, [batch], or empty where that is not known: then
+  // every chunk counts as the last one.
+  std::span<const std::int64_t> rows_after;
+  MethodState* state = nullptr;  // null: calls share nothing; only one method needs it
 };
 
-// A method. Stateless: one object serves every layer, sequence and thread.
+// A method. Stateless (what is remembered lies with the caller): one object serves every layer,
+// sequence and thread.
 class Method {
  public:
   virtual ~Method() = default;
   virtual const char* name() const = 0;
   virtual const char* summary() const = 0;  // one line for `list` and --help
   virtual std::vector<MethodOption> options() const = 0;
+  // Other names that users know it by.
+  virtual std::vector<const char*> aliases() const { return {}; }
+  // Whether MethodContext::patterns is of any use to it.
+  virtual bool takes_patterns() const { return false; }
 
   // The index for this chunk of queries against all keys so far. `input` obeys the contract of
   // attention() and has been validated; `options` were resolved by resolve_options().
@@ -54,8 +72,11 @@ class Method {
 // Every method that works, in the order in which they are listed to users.
 const std::vector<const Method*>& attention_methods();
 
-// The method with this name. Throws InvalidArgument listing the valid names.
+// The method with this name or alias. Throws InvalidArgument listing the valid names.
 const Method& find_method(std::string_view name);
+
+// Every name for a message, separated by commas, aliases in brackets.
+std::string attention_method_names();
 
 // `given` completed by the method's defaults. Throws InvalidArgument naming an unknown key (with
 // the valid list) or a value outside its range.

@@ -18,6 +18,13 @@ std::uint64_t range_bits(std::int64_t begin, std::int64_t end, std::int64_t key)
   return upto & ~((1ULL << low) - 1);
 }
 
+// Bits 0, stride, 2 * stride, ... of a word.
+std::uint64_t every_bit(std::int64_t stride) {
+  std::uint64_t bits = 1;
+  for (std::int64_t shift = stride; shift < kWord; shift *= 2) bits |= bits << shift;
+  return bits;
+}
+
 // 64 bits starting at bit `at`, a multiple of 32; `words` has a spare word at its end.
 std::uint64_t extract(const std::uint64_t* words, std::int64_t at) {
   const std::int64_t word = at / kWord;
@@ -123,10 +130,10 @@ void VisibleKeys::restrict_to_runs(std::int64_t key,
         covered |= range;
         continue;
       }
-      for (std::uint64_t rest = range; rest != 0; rest &= rest - 1) {
-        const int bit = std::countr_zero(rest);
-        if ((position - (key + bit) - run.begin) % run.stride == 0) covered |= 1ULL << bit;
-      }
+      const int low = std::countr_zero(range);
+      // The offset falls by 1 with each key, so its remainder is the way to the next kept key.
+      const std::int64_t first = low + (position - (key + low) - run.begin) % run.stride;
+      if (first < kWord) covered |= every_bit(run.stride) << first & range;
     }
     words[row - row_begin_] &= covered;
   }

@@ -14,14 +14,17 @@ namespace {
 int list() {
   std::printf("attention methods (--attn):\n");
   for (const Method* method : attention_methods()) {
-    std::printf("  %-16s %s\n", method->name(), method->summary());
+    std::printf("  %-18s %s\n", method->name(), method->summary());
+    for (const char* alias : method->aliases()) {
+      std::printf("    alias: %s\n", alias);
+    }
     for (const MethodOption& option : method->options()) {
       std::printf("      %-16s %s (default %g, %g to %g)\n", option.name.c_str(),
                   option.help.c_str(), option.default_value, option.min_value, option.max_value);
     }
   }
-  std::printf("  %-16s llama.cpp's own attention, untouched\n", llama_host::kStock);
-  std::printf("\nKV methods:\n  %-16s every key and value is kept\n", "dense");
+  std::printf("  %-18s llama.cpp's own attention, untouched\n", llama_host::kStock);
+  std::printf("\nKV methods:\n  %-18s every key and value is kept\n", "dense");
   std::printf(
       "\nmodels with shipped patterns:\n"
       "  none yet; the method minference uses its default pattern (vertical_slash) for every "

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "llama/plugin_config.h"
+#include "minference/error.h"
 #include "minference/method.h"
 
 namespace minference::cli {
@@ -39,18 +40,16 @@ CLI::Validator number_between(double min, double max) {
   return between<double>(min, max, "a number");
 }
 
-std::string method_names() {
-  std::string names;
-  for (const Method* method : attention_methods()) names += std::string(method->name()) + ", ";
-  return names + llama_host::kStock;
-}
+std::string method_names() { return attention_method_names() + ", " + llama_host::kStock; }
 
 std::string check_method(const std::string& name) {
   if (name == llama_host::kStock) return {};
-  for (const Method* method : attention_methods()) {
-    if (name == method->name()) return {};
+  try {
+    find_method(name);
+    return {};
+  } catch (const InvalidArgument&) {
+    return "unknown method '" + name + "', expected one of " + method_names();
   }
-  return "unknown method '" + name + "', expected one of " + method_names();
 }
 
 llama_host::AttentionOptions ModelOptions::attention() const {
@@ -76,7 +75,9 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->envname("MINFERENCE_ATTN_OPTS");
-  command.add_option("--pattern", options.pattern, "Pattern file (JSON) for the method minference")
+  command
+      .add_option("--pattern", options.pattern,
+                  "Pattern file (JSON) for the method " + llama_host::pattern_method_names())
       ->envname("MINFERENCE_PATTERN");
   command.add_option("--precision", options.precision, "Products in auto, f32 or bf16")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))

@@ -36,10 +36,11 @@ struct ModelOptions {
 // plug-in as their defaults.
 void add_model_options(CLI::App& command, ModelOptions& options);
 
-// Names of the attention methods and "stock", separated by commas.
+// Names of the attention methods, aliases in brackets, and "stock", separated by commas.
 std::string method_names();
 
-// Empty when a method, or "stock", has this name; otherwise what is wrong, with the legal names.
+// Empty when a method, or "stock", has this name or alias; otherwise what is wrong, with the legal
+// names.
 std::string check_method(const std::string& name);
 
 }  // namespace minference::cli

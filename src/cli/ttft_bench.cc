@@ -29,6 +29,10 @@ struct Cell {
   std::vector<std::string> options;
 };
 
+bool takes_patterns(const Cell& cell) {
+  return cell.name != llama_host::kStock && find_method(cell.name).takes_patterns();
+}
+
 // name[:key=value...]; throws for what `run` would refuse, before a model is loaded.
 Cell parse_cell(const std::string& text, const std::string& pattern) {
   Cell cell;
@@ -50,7 +54,7 @@ Cell parse_cell(const std::string& text, const std::string& pattern) {
     throw InvalidArgument("--attn " + text + ": " + e.what());
   }
   nlohmann::json config = {{"attn", cell.name}};
-  if (!pattern.empty() && cell.name == "minference") config["pattern"] = pattern;
+  if (!pattern.empty() && takes_patterns(cell)) config["pattern"] = pattern;
   llama_host::config_from_json(config.dump());
   return cell;
 }
@@ -60,11 +64,11 @@ std::vector<Cell> parse_cells(const TtftOptions& options) {
   bool takes_pattern = false;
   for (const std::string& text : options.methods) {
     cells.push_back(parse_cell(text, options.pattern));
-    takes_pattern = takes_pattern || cells.back().name == "minference";
+    takes_pattern = takes_pattern || takes_patterns(cells.back());
   }
   if (!options.pattern.empty() && !takes_pattern) {
-    throw InvalidArgument("--pattern " + options.pattern +
-                          ": a pattern file needs the method minference in --attn");
+    throw InvalidArgument("--pattern " + options.pattern + ": a pattern file needs the method " +
+                          llama_host::pattern_method_names() + " in --attn");
   }
   // The others are compared with it.
   std::stable_partition(cells.begin(), cells.end(),
@@ -110,7 +114,7 @@ std::vector<std::string> arguments_of(const TtftOptions& options, const Cell& ce
     words.insert(words.end(), {flag, value});
   };
   for (const std::string& option : cell.options) add("--attn-opt", option);
-  if (!options.pattern.empty() && cell.name == "minference") add("--pattern", options.pattern);
+  if (!options.pattern.empty() && takes_patterns(cell)) add("--pattern", options.pattern);
   if (options.threads > 0) add("-t", std::to_string(options.threads));
   return words;
 }

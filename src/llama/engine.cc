@@ -250,7 +250,8 @@ bool Engine::stopped() const {
   return options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed);
 }
 
-void Engine::decode(std::span<const Token> tokens) {
+void Engine::decode(std::span<const Token> tokens, std::int64_t rows_after) {
+  if (llama_->plugin) llama_->plugin->set_rows_after(rows_after);
   // llama.cpp does not write to the tokens, its batch type only cannot say so.
   const llama_batch batch = llama_batch_get_one(const_cast<Token*>(tokens.data()),
                                                 static_cast<std::int32_t>(tokens.size()));
@@ -294,7 +295,8 @@ void Engine::prefill(std::span<const Token> prompt,
   prefill_start_ = Clock::now();
   for (std::int64_t done = 0; done < total;) {
     const std::int64_t count = std::min<std::int64_t>(options_.ubatch, total - done);
-    decode(prompt.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)));
+    decode(prompt.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)),
+           total - done - count);
     done += count;
     if (progress) progress(done);
   }
@@ -340,7 +342,7 @@ Generation Engine::generate(const SamplingOptions& sampling, std::int64_t max_to
       result.context_full = true;
       break;
     }
-    decode(std::span(&token, 1));
+    decode(std::span(&token, 1), 0);
     check_logits();
   }
   if (result.first_token_seconds > 0) result.decode_seconds = seconds_since(first_token);

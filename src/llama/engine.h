@@ -123,7 +123,8 @@ class Engine {
  private:
   void start_plugin();
   void load_model();
-  void decode(std::span<const Token> tokens);
+  // rows_after: tokens of the same prompt that later calls bring.
+  void decode(std::span<const Token> tokens, std::int64_t rows_after);
   void check_logits() const;
   std::string piece(Token token) const;
   bool stopped() const;

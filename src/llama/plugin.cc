@@ -7,6 +7,7 @@
 // structures here come from a private header, hence the version check.
 #include "llama/plugin.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -58,12 +59,17 @@ Plugin& plugin() {
   return *instance;
 }
 
+// Of the next computations, see plugin_api.h. ggml computes in the thread that calls it.
+thread_local std::int64_t rows_after = 0;
+
 void say(const std::string& text) { std::fprintf(stderr, "minference: %s\n", text.c_str()); }
 
 // ---- backend: one per llama_context
 
 struct BackendContext {
   int threads = 0;
+  PromptStates prompts;
+  std::shared_ptr<const PluginConfig> prompts_config;  // that `prompts` was filled under
   ggml_abort_callback should_abort = nullptr;
   void* abort_data = nullptr;
 };
@@ -81,8 +87,12 @@ void backend_free(ggml_backend_t backend) {
 
 ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
   try {
-    const BackendContext& context = context_of(backend);
+    BackendContext& context = context_of(backend);
     const std::shared_ptr<const PluginConfig> config = plugin().config();
+    if (context.prompts_config != config) {
+      context.prompts = {};
+      context.prompts_config = config;
+    }
     const int count = plugin().api.graph_node_count(graph);
     for (int i = 0; i < count; ++i) {
       ggml_tensor* node = plugin().api.graph_node(graph, i);
@@ -96,7 +106,8 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
         return GGML_STATUS_ABORTED;
       }
       if (attention) {
-        compute_flash_attention(node, *config, context.threads, plugin().board);
+        compute_flash_attention(node, *config, {context.threads, rows_after}, context.prompts,
+                                plugin().board);
       } else {
         const auto start = std::chrono::steady_clock::now();
         compute_linear(node, config->isa, context.threads);
@@ -246,6 +257,8 @@ const char* stats() noexcept {
 
 void reset_stats() noexcept { plugin().board.reset(); }
 
+void set_rows_after(std::int64_t rows) noexcept { rows_after = std::max<std::int64_t>(rows, 0); }
+
 // ---- registry
 
 const char* registry_name(ggml_backend_reg_t) { return kRegistryName; }
@@ -261,6 +274,7 @@ void* registry_function(ggml_backend_reg_t, const char* name) {
   if (is(kConfigureName)) return reinterpret_cast<void*>(configure);
   if (is(kStatsName)) return reinterpret_cast<void*>(stats);
   if (is(kResetStatsName)) return reinterpret_cast<void*>(reset_stats);
+  if (is(kSetRowsAfterName)) return reinterpret_cast<void*>(set_rows_after);
   return nullptr;
 }
 

@@ -7,6 +7,8 @@
 // from the same thread.
 #pragma once
 
+#include <cstdint>
+
 namespace minference::llama_host {
 
 // Name under which the plug-in registers itself with ggml.
@@ -29,5 +31,11 @@ using StatsFn = const char* (*)();
 
 inline constexpr char kResetStatsName[] = "minference_reset_stats";
 using ResetStatsFn = void (*)();
+
+// How many rows of the same prompt follow those of the calling thread's next computations; 0, as at
+// the start: none, or not known. With 0, methods that treat the last rows of a prompt in another way
+// (tri_shape) treat those of every chunk so. Ignored where sequences share a batch.
+inline constexpr char kSetRowsAfterName[] = "minference_set_rows_after";
+using SetRowsAfterFn = void (*)(std::int64_t rows);
 
 }  // namespace minference::llama_host

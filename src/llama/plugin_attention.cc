@@ -41,13 +41,18 @@ TensorView slice_tokens(const TensorView& view, std::int64_t begin, std::int64_t
 // One operation, one stream of it at a time.
 class FlashAttention {
  public:
-  FlashAttention(ggml_tensor* op, const PluginConfig& config, int threads)
-      : op_(op), config_(config), layer_(cache_layer(op->src[1])), threads_(threads) {
+  FlashAttention(ggml_tensor* op, const PluginConfig& config, const CallHints& hints,
+                 PromptStates& prompts)
+      : op_(op),
+        config_(config),
+        hints_(hints),
+        prompts_(prompts),
+        layer_(cache_layer(op->src[1])) {
     const FlashAttentionParams given = flash_attention_params(op);
     params_.scale = given.scale;
     params_.soft_cap = given.soft_cap;
     params_.precision = config.precision;
-    params_.threads = threads;
+    params_.threads = hints.threads;
     if (const ggml_tensor* sinks = op->src[4]) {
       sinks_ = {static_cast<const float*>(sinks->data), static_cast<std::size_t>(sinks->ne[0])};
     }
@@ -74,7 +79,7 @@ class FlashAttention {
     view.rows = q_.tokens();
     view.keys = k_.tokens();
     view.row_stride = static_cast<std::int64_t>(mask->nb[1] / sizeof(std::uint16_t));
-    for (const RowRun& run : read_mask(view, threads_)) {
+    for (const RowRun& run : read_mask(view, hints_.threads)) {
       if (run.causal) {
         run_causal(run);
       } else {
@@ -118,18 +123,19 @@ class FlashAttention {
     } else if (config_.guard) {
       run_guarded(run, input);
     } else {
-      run_method(run, input, params_);
+      run_method(run, input, params_, causal_context(run, input));
     }
   }
 
   // The method itself falls back, and says so, when there is a mask or no causality.
-  void run_method(const RowRun& run, const AttentionInput& input, const AttentionParams& params) {
-    add(attention(input, params, output_of(run), *config_.method, config_.options, context()));
+  void run_method(const RowRun& run, const AttentionInput& input, const AttentionParams& params,
+                  const MethodContext& context) {
+    add(attention(input, params, output_of(run), *config_.method, config_.options, context));
   }
 
   void run_guarded(const RowRun& run, const AttentionInput& input) {
     const SparseIndex index =
-        config_.method->build_index(input, params_, config_.options, context());
+        config_.method->build_index(input, params_, config_.options, causal_context(run, input));
     Stats stats = attention(input, params_, output_of(run), &index);
     stats.index_seconds = index.build_seconds;
     add(stats);
@@ -144,12 +150,12 @@ class FlashAttention {
       clear_rows(run);
       return;
     }
-    const std::vector<std::uint64_t> bits = mask_bits(mask, run, threads_);
+    const std::vector<std::uint64_t> bits = mask_bits(mask, run, hints_.threads);
     AttentionInput input = input_of(run);
     input.mask.words = bits.data();
     input.mask.row_stride = (run.key_end - run.key_begin + 63) / 64;
     input.mask.sequence_stride = static_cast<std::int64_t>(bits.size());
-    run_method(run, input, params_);
+    run_method(run, input, params_, context());
   }
 
   // Bidirectional attention: no mask, every row sees every key.
@@ -157,10 +163,25 @@ class FlashAttention {
     AttentionParams params = params_;
     params.causal = false;
     const RowRun all{0, q_.tokens(), 0, k_.tokens(), false};
-    run_method(all, input_of(all), params);
+    run_method(all, input_of(all), params, context());
   }
 
-  MethodContext context() const { return {layer_, config_.patterns.get(), threads_}; }
+  MethodContext context() const {
+    MethodContext context;
+    context.layer = layer_;
+    context.patterns = config_.patterns.get();
+    context.threads = hints_.threads;
+    return context;
+  }
+
+  MethodContext causal_context(const RowRun& run, const AttentionInput& input) {
+    MethodContext result = context();
+    // The hint is of the whole batch: where sequences share it, nothing is known of each.
+    if (run.rows == q_.tokens() && op_->src[0]->ne[3] == 1)
+      result.rows_after = {&hints_.rows_after, 1};
+    result.state = prompts_.find(layer_, input.k.data);
+    return result;
+  }
 
   void clear_rows(const RowRun& run) {
     for (std::int64_t row = run.first_row; row < run.first_row + run.rows; ++row) {
@@ -178,8 +199,9 @@ class FlashAttention {
 
   ggml_tensor* op_;
   const PluginConfig& config_;
+  const CallHints& hints_;
+  PromptStates& prompts_;
   std::int64_t layer_;
-  int threads_;
   AttentionParams params_;
   std::span<const float> sinks_;
   TensorView q_;
@@ -191,10 +213,26 @@ class FlashAttention {
 
 }  // namespace
 
-void compute_flash_attention(ggml_tensor* op, const PluginConfig& config, int threads,
-                             StatsBoard& board) {
+MethodState* PromptStates::find(std::int64_t layer, const void* first_key) {
+  // As many as a server usually has slots.
+  constexpr std::size_t kSequences = 16;
+  std::vector<Sequence>& sequences = layers_[layer];
+  auto found = std::find_if(sequences.begin(), sequences.end(), [=](const Sequence& sequence) {
+    return sequence.first_key == first_key;
+  });
+  if (found == sequences.end()) {
+    if (sequences.size() == kSequences) sequences.pop_back();
+    sequences.push_back({first_key, {}});
+    found = sequences.end() - 1;
+  }
+  std::rotate(sequences.begin(), found, found + 1);
+  return &sequences.front().state;
+}
+
+void compute_flash_attention(ggml_tensor* op, const PluginConfig& config, const CallHints& hints,
+                             PromptStates& prompts, StatsBoard& board) {
   const auto start = std::chrono::steady_clock::now();
-  FlashAttention call(op, config, threads);
+  FlashAttention call(op, config, hints, prompts);
   for (std::int64_t stream = 0; stream < op->src[0]->ne[3]; ++stream) call.run_stream(stream);
   LayerTotals totals = call.totals();
   totals.calls = 1;

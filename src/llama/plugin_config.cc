@@ -31,7 +31,7 @@ constexpr std::array<Variable, kVariableCount> kVariables{{
     {"MINFERENCE_ATTN", "attn", "a method of `minference list`, or stock", "minference"},
     {"MINFERENCE_ATTN_OPTS", "options", "key=value,key=value with the method's options",
      "the method's defaults"},
-    {"MINFERENCE_PATTERN", "pattern", "path of a pattern file (method minference only)", "none"},
+    {"MINFERENCE_PATTERN", "pattern", "path of a pattern file, for methods that take one", "none"},
     {"MINFERENCE_MIN_ROWS", "min_rows", "an integer from 64 to 1048576", "64"},
     {"MINFERENCE_MIN_KV", "min_kv", "an integer from 1 to 1073741824", "512"},
     {"MINFERENCE_PRECISION", "precision", "auto, f32 or bf16", "auto"},
@@ -110,6 +110,7 @@ PluginConfig build(const Given& given) {
   if (const std::string* text = given.find(kAttn)) config.attn = *text;
   if (config.attn != kStock) {
     config.method = named(given, kAttn, [&] { return &find_method(config.attn); });
+    config.attn = config.method->name();  // rather than an alias
   }
   const std::string* options = given.find(kOptions);
   if (config.stock()) {
@@ -121,8 +122,9 @@ PluginConfig build(const Given& given) {
     });
   }
   if (const std::string* text = given.find(kPattern)) {
-    if (config.attn != "minference") {
-      given.refuse(kPattern, "a pattern file needs the method minference, not " + config.attn);
+    if (config.stock() || !config.method->takes_patterns()) {
+      given.refuse(kPattern, "a pattern file needs the method " + pattern_method_names() +
+                                 ", not " + config.attn);
     }
     config.pattern_path = *text;
     config.patterns = named(given, kPattern, [&] {
@@ -193,6 +195,16 @@ PluginConfig config_from_json(const std::string& json) {
     if (!text.empty()) given.texts[static_cast<VariableId>(i)] = text;
   }
   return build(given);
+}
+
+std::string pattern_method_names() {
+  std::string names;
+  for (const Method* method : attention_methods()) {
+    if (!method->takes_patterns()) continue;
+    names += names.empty() ? "" : " or ";
+    names += method->name();
+  }
+  return names;
 }
 
 std::string describe(const PluginConfig& config) {

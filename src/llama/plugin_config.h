@@ -53,6 +53,9 @@ std::span<const Variable> plugin_variables();
 PluginConfig config_from_environment();
 PluginConfig config_from_json(const std::string& json);
 
+// Names of the methods that take a pattern file, joined by "or".
+std::string pattern_method_names();
+
 // The line that the plug-in prints when it is loaded.
 std::string describe(const PluginConfig& config);
 

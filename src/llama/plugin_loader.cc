@@ -48,6 +48,7 @@ PluginFunctions load_plugin() {
   functions.configure = reinterpret_cast<ConfigureFn>(function(kConfigureName));
   functions.stats = reinterpret_cast<StatsFn>(function(kStatsName));
   functions.reset_stats = reinterpret_cast<ResetStatsFn>(function(kResetStatsName));
+  functions.set_rows_after = reinterpret_cast<SetRowsAfterFn>(function(kSetRowsAfterName));
   return functions;
 }
 

@@ -23,6 +23,7 @@ struct PluginFunctions {
   ConfigureFn configure = nullptr;
   StatsFn stats = nullptr;
   ResetStatsFn reset_stats = nullptr;
+  SetRowsAfterFn set_rows_after = nullptr;
 };
 
 // Loads the plug-in beside the executable, unless it is loaded already. The environment does not

@@ -1,7 +1,9 @@
 #include "methods/head_rules.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "attention/cpu/kernel_table.h"
@@ -9,6 +11,8 @@
 #include "index/block_grid.h"
 #include "index/pooled.h"
 #include "index/top_k.h"
+#include "methods/method_table.h"
+#include "minference/error.h"
 
 namespace minference {
 namespace {
@@ -55,38 +59,104 @@ std::vector<std::int64_t> top_blocks(const float* scores, BlockGrid::Range visib
   return kept;
 }
 
+// Rows of sequence b's prompt that later calls bring, as far as the caller says.
+std::int64_t rows_after(const AttentionInput& input, const MethodContext& context, std::int64_t b) {
+  if (context.rows_after.empty()) return 0;
+  const auto size = static_cast<std::int64_t>(context.rows_after.size());
+  if (size != input.q.batch()) {
+    throw InvalidArgument(
+        "rows_after has " + std::to_string(size) +
+        " entries; legal: none, or one a sequence = " + std::to_string(input.q.batch()));
+  }
+  const std::int64_t rows = context.rows_after[b];
+  if (rows < 0) {
+    throw InvalidArgument("rows_after of sequence " + std::to_string(b) + " is " +
+                          std::to_string(rows) + "; legal: 0 or more");
+  }
+  return rows;
+}
+
 }  // namespace
 
-HeadIndex a_shape_head(std::int64_t n_init, std::int64_t n_local, std::int64_t kv_len) {
+std::int64_t whole_option(const MethodOptions& options, const char* name) {
+  return static_cast<std::int64_t>(options.at(name));
+}
+
+HeadIndex fixed_head(std::int64_t n_init, std::vector<OffsetRun> runs, std::int64_t kv_len) {
+  std::erase_if(runs, [](const OffsetRun& run) { return run.begin >= run.end; });
+  std::int64_t nearest = 0;  // offsets from 0 on that are kept without a gap
+  for (const OffsetRun& run : runs) {
+    if (run.begin != nearest) break;
+    nearest = run.stride == 1 ? run.end : run.begin + 1;
+    if (run.stride != 1) break;
+  }
   HeadIndex head;
-  if (n_init + n_local >= kv_len) return head;
+  if (n_init + nearest >= kv_len) return head;
   head.kind = HeadIndex::Kind::kDiagonal;
   head.exact_runs = true;
-  for (std::int64_t key = 0; key < n_init; ++key) head.columns.push_back(key);
-  if (n_local > 0) head.runs.push_back({0, n_local, 1});
+  head.columns.resize(n_init);
+  for (std::int64_t key = 0; key < n_init; ++key) head.columns[key] = key;
+  head.runs = std::move(runs);
   return head;
+}
+
+HeadIndex a_shape_head(std::int64_t n_init, std::int64_t n_local, std::int64_t kv_len) {
+  return fixed_head(n_init, {{0, n_local, 1}}, kv_len);
+}
+
+SparseIndex build_same_heads(
+    const AttentionInput& input, const AttentionParams& params,
+    const std::function<HeadIndex(const SequenceGeometry&, std::int64_t)>& head_of) {
+  const auto start = std::chrono::steady_clock::now();
+  SparseIndex index = dense_method().build_index(input, params, {}, {});
+  for (std::int64_t b = 0; b < index.batch; ++b) {
+    const HeadIndex head = head_of(SequenceGeometry(input, params, b), b);
+    for (std::int64_t h = 0; h < index.q_heads; ++h) index.head(b, h) = head;
+  }
+  index.build_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return index;
+}
+
+std::vector<MethodOption> triangle_options(double n_init, double n_local, double n_last) {
+  return {{"n_init", "initial keys that every row sees", n_init, 0, kMaxCount, true},
+          {"n_local", "nearest keys, the row's own included", n_local, 1, kMaxCount, true},
+          {"n_last",
+           "last rows of the prompt that see every key (of each chunk if the host cannot tell)",
+           n_last, 0, kMaxCount, true}};
+}
+
+SparseIndex build_triangle(const AttentionInput& input, const AttentionParams& params,
+                           const MethodOptions& options, const MethodContext& context) {
+  const std::int64_t n_init = whole_option(options, "n_init");
+  const std::int64_t n_local = whole_option(options, "n_local");
+  const std::int64_t n_last = whole_option(options, "n_last");
+  return build_same_heads(input, params, [&](const SequenceGeometry& sequence, std::int64_t b) {
+    HeadIndex head = a_shape_head(n_init, n_local, sequence.kv_len);
+    head.dense_last_rows = std::max<std::int64_t>(n_last - rows_after(input, context, b), 0);
+    return head;
+  });
 }
 
 bool budgets_cover_all(std::int64_t vertical, std::int64_t slash, std::int64_t kv_len) {
   return std::max(vertical, kForcedColumns) >= kv_len || std::max(slash, kForcedOffsets) >= kv_len;
 }
 
-HeadIndex vertical_slash_head(const LastQEstimate& estimate, std::int64_t vertical,
-                              std::int64_t slash, std::int64_t q_len) {
-  HeadIndex head;
-  const std::int64_t kv_len = estimate.kv_len;
-  if (budgets_cover_all(vertical, slash, kv_len)) return head;
-  head.kind = HeadIndex::Kind::kDiagonal;
-
+HeadIndex vertical_slash_sets(const LastQEstimate& estimate, std::int64_t vertical,
+                              std::int64_t slash) {
   // The forced set comes first, the rest of the budget is filled from behind it.
   const auto select = [](std::span<const float> sums, std::int64_t forced, std::int64_t budget) {
+    budget = std::max(budget, forced);
+    forced = std::min(forced, static_cast<std::int64_t>(sums.size()));
     std::vector<std::int64_t> kept(forced);
     for (std::int64_t i = 0; i < forced; ++i) kept[i] = i;
-    for (const std::int64_t i : top_k(sums.subspan(forced), std::max(budget, forced) - forced)) {
+    for (const std::int64_t i : top_k(sums.subspan(forced), budget - forced)) {
       kept.push_back(forced + i);
     }
     return kept;
   };
+  HeadIndex head;
+  head.kind = HeadIndex::Kind::kDiagonal;
   head.columns = select(estimate.columns, kForcedColumns, vertical);
   const std::vector<std::int64_t> offsets = select(estimate.diagonals, kForcedOffsets, slash);
   std::vector<OffsetRun> runs;
@@ -95,8 +165,6 @@ HeadIndex vertical_slash_head(const LastQEstimate& estimate, std::int64_t vertic
   // Every offset covers whole rows blocks, so offsets closer than a row block overlap: joining them
   // adds no key to a full row block.
   head.runs = merge_runs(std::move(runs), kRowBlock - 1);
-
-  if (covered_share(head, q_len, kv_len) >= kDensePays) return HeadIndex{};
   return head;
 }
 
@@ -126,6 +194,17 @@ void block_sparse_heads(const AttentionInput& input, const AttentionParams& para
     }
     index.heads[i] = block_head(grid, input.q.tokens(), kept);
   });
+}
+
+HeadIndex dense_where_cheaper(HeadIndex head, std::int64_t q_len, std::int64_t kv_len) {
+  return covered_share(head, q_len, kv_len) >= kDensePays ? HeadIndex{} : head;
+}
+
+HeadIndex vertical_slash_head(const LastQEstimate& estimate, std::int64_t vertical,
+                              std::int64_t slash, std::int64_t q_len) {
+  if (budgets_cover_all(vertical, slash, estimate.kv_len)) return {};
+  return dense_where_cheaper(vertical_slash_sets(estimate, vertical, slash), q_len,
+                             estimate.kv_len);
 }
 
 }  // namespace minference

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <vector>
 
+#include "attention/visible_keys.h"
 #include "index/last_q.h"
 #include "minference/attention.h"
+#include "minference/method.h"
 #include "minference/sparse_index.h"
 
 namespace minference {
@@ -16,12 +20,41 @@ inline constexpr std::int64_t kLastQ = 64;
 inline constexpr std::int64_t kForcedColumns = 30;
 inline constexpr std::int64_t kForcedOffsets = 100;
 
+// Largest value of an option that counts keys, offsets or rows.
+inline constexpr double kMaxCount = 1e9;
+
+// The value of an option whose values are whole numbers.
+std::int64_t whole_option(const MethodOptions& options, const char* name);
+
+// Keys 0 ... n_init - 1 and the offsets of `runs`, which ascend without overlap and may be empty;
+// exact per row. Dense when no key is left out.
+HeadIndex fixed_head(std::int64_t n_init, std::vector<OffsetRun> runs, std::int64_t kv_len);
+
 // Keys 0 ... n_init - 1 and the n_local nearest keys, the query's own included; exact per row.
 HeadIndex a_shape_head(std::int64_t n_init, std::int64_t n_local, std::int64_t kv_len);
 
-// The `vertical` heaviest columns and `slash` heaviest offsets of the estimate. The forced sets
-// count against the budgets, and a budget below its forced set is raised to it. Dense when the
-// result would cover nearly all of the causal area anyway. q_len: rows of the chunk.
+// The index in which every head of a sequence is head_of(sequence, its number).
+SparseIndex build_same_heads(
+    const AttentionInput& input, const AttentionParams& params,
+    const std::function<HeadIndex(const SequenceGeometry&, std::int64_t)>& head_of);
+
+// Tri-shape: an A-shape whose last rows see every key. Its options n_init, n_local and n_last, with
+// the given defaults, and its index. Throws InvalidArgument when context.rows_after is malformed.
+std::vector<MethodOption> triangle_options(double n_init, double n_local, double n_last);
+SparseIndex build_triangle(const AttentionInput& input, const AttentionParams& params,
+                           const MethodOptions& options, const MethodContext& context);
+
+// The `vertical` heaviest columns and `slash` heaviest offsets of the estimate, in the diagonal
+// form whatever they cover. The forced sets count against the budgets, and a budget below its
+// forced set is raised to it.
+HeadIndex vertical_slash_sets(const LastQEstimate& estimate, std::int64_t vertical,
+                              std::int64_t slash);
+
+// `head`, or a dense one when it would cover nearly all of the causal area of the chunk anyway.
+// q_len: rows of the chunk.
+HeadIndex dense_where_cheaper(HeadIndex head, std::int64_t q_len, std::int64_t kv_len);
+
+// Both in one: the head of vertical_slash.
 HeadIndex vertical_slash_head(const LastQEstimate& estimate, std::int64_t vertical,
                               std::int64_t slash, std::int64_t q_len);
 

@@ -36,20 +36,33 @@ std::string legal_numbers(const MethodOption& option) {
 
 const std::vector<const Method*>& attention_methods() {
   static const std::vector<const Method*> methods = {
-      &minference_method(),  &vertical_slash_method(), &a_shape_method(), &block_sparse_method(),
-      &flexprefill_method(), &xattention_method(),     &dense_method()};
+      &minference_method(),   &vertical_slash_method(), &static_method(),
+      &block_sparse_method(), &flexprefill_method(),    &xattention_method(),
+      &a_shape_method(),      &tri_shape_method(),      &dilated1_method(),
+      &dilated2_method(),     &tri_mix_method(),        &tri_mix_minference_method(),
+      &dense_method()};
   return methods;
 }
 
 const Method& find_method(std::string_view name) {
-  std::string names;
   for (const Method* method : attention_methods()) {
     if (name == method->name()) return *method;
-    names += names.empty() ? "" : ", ";
-    names += method->name();
+    for (const char* alias : method->aliases()) {
+      if (name == alias) return *method;
+    }
   }
   throw InvalidArgument("unknown attention method '" + std::string(name) +
-                        "'; valid methods: " + names);
+                        "'; valid methods: " + attention_method_names());
+}
+
+std::string attention_method_names() {
+  std::string names;
+  for (const Method* method : attention_methods()) {
+    names += names.empty() ? "" : ", ";
+    names += method->name();
+    for (const char* alias : method->aliases()) names += " (" + std::string(alias) + ")";
+  }
+  return names;
 }
 
 MethodOptions resolve_options(const Method& method, const MethodOptions& given) {

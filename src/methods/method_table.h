@@ -5,12 +5,18 @@
 
 namespace minference {
 
-const Method& dense_method();
 const Method& a_shape_method();
-const Method& vertical_slash_method();
-const Method& minference_method();
 const Method& block_sparse_method();
+const Method& dense_method();
+const Method& dilated1_method();
+const Method& dilated2_method();
 const Method& flexprefill_method();
+const Method& minference_method();
+const Method& static_method();
+const Method& tri_mix_method();
+const Method& tri_mix_minference_method();
+const Method& tri_shape_method();
+const Method& vertical_slash_method();
 const Method& xattention_method();
 
 }  // namespace minference

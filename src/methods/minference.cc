@@ -14,6 +14,7 @@ class MInferenceMethod final : public Method {
   const char* summary() const override {
     return "per-head patterns from a pattern file, vertical_slash (1000, 6096) without one";
   }
+  bool takes_patterns() const override { return true; }
   std::vector<MethodOption> options() const override {
     return {{"minference_ratio", "factor on both budgets of every head", 1.0, 0.001, 1000, false},
             {"starting_layer", "layers below this one run dense", -1, -1, 1e6, true}};

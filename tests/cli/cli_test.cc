@@ -30,8 +30,9 @@ TEST(Cli, HelpAndVersion) {
 TEST(Cli, ListNamesMethodsAndDefaults) {
   const ProcessResult result = run_cli({"list"});
   EXPECT_EQ(result.exit_code, 0);
-  for (const char* word : {"vertical_slash", "a_shape", "minference", "dense", "stock",
-                           "vertical_size", "default 1000"}) {
+  for (const char* word :
+       {"vertical_slash", "a_shape", "minference", "dense", "stock", "vertical_size",
+        "default 1000", "tri_shape", "static", "alias: strided"}) {
     EXPECT_NE(result.out.find(word), std::string::npos) << word;
   }
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -100,6 +101,34 @@ TEST_F(Config, PatternNeedsItsMethod) {
   setenv("MINFERENCE_ATTN", "dense", 1);
   setenv("MINFERENCE_PATTERN", "x.json", 1);
   EXPECT_THROW(config_from_environment(), InvalidArgument);
+}
+
+TEST_F(Config, PatternGoesWithEveryMethodThatTakesOne) {
+  const std::string path = ::testing::TempDir() + "minference_config_test_pattern.json";
+  std::ofstream(path) << R"([{"0": ["stream_llm", 1, 2, 0]}])";
+  const auto config = [&](const std::string& method) {
+    return config_from_json(R"({"attn": ")" + method + R"(", "pattern": ")" + path + R"("})");
+  };
+  for (const char* method : {"minference", "tri_mix_minference"}) {
+    EXPECT_NE(config(method).patterns, nullptr) << method;
+  }
+  for (const char* method : {"dense", "tri_mix", "stock"}) {
+    try {
+      config(method);
+      ADD_FAILURE() << method << " was not refused";
+    } catch (const InvalidArgument& error) {
+      const std::string expected =
+          std::string("needs the method minference or tri_mix_minference, not ") + method;
+      EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
+    }
+  }
+  std::remove(path.c_str());
+}
+
+TEST_F(Config, AnAliasIsItsMethod) {
+  const PluginConfig config = with("MINFERENCE_ATTN", "strided");
+  EXPECT_EQ(config.attn, "dilated2");
+  EXPECT_NE(describe(config).find("attention dilated2"), std::string::npos);
 }
 
 TEST_F(Config, Json) {

@@ -24,6 +24,8 @@ Host::Host() {
   configure_ = reinterpret_cast<llama_host::ConfigureFn>(function(llama_host::kConfigureName));
   stats_ = reinterpret_cast<llama_host::StatsFn>(function(llama_host::kStatsName));
   reset_ = reinterpret_cast<llama_host::ResetStatsFn>(function(llama_host::kResetStatsName));
+  set_rows_after_ =
+      reinterpret_cast<llama_host::SetRowsAfterFn>(function(llama_host::kSetRowsAfterName));
 }
 
 std::string Host::configure(const nlohmann::json& config) {

@@ -20,6 +20,8 @@ class Host {
   // Replaces the plug-in's configuration and clears its totals. Empty, or why it was refused.
   std::string configure(const nlohmann::json& config);
   nlohmann::json stats() const;
+  // Rows of the same prompt that follow those of the next computations.
+  void set_rows_after(std::int64_t rows) { set_rows_after_(rows); }
   // Number of operations that the plug-in computed since configure().
   std::int64_t calls() const { return stats().at("calls").get<std::int64_t>(); }
   std::int64_t fallbacks(const std::string& reason) const {
@@ -34,6 +36,7 @@ class Host {
   llama_host::ConfigureFn configure_ = nullptr;
   llama_host::StatsFn stats_ = nullptr;
   llama_host::ResetStatsFn reset_ = nullptr;
+  llama_host::SetRowsAfterFn set_rows_after_ = nullptr;
 };
 
 }  // namespace minference::testing

@@ -41,6 +41,18 @@ struct OpCase {
   Visibility sees = [](auto, auto row, auto key) { return last_rows(row, key, 96, 700); };
 };
 
+class Backend {
+ public:
+  explicit Backend(ggml_backend_dev_t device)
+      : backend_(ggml_backend_dev_init(device, nullptr), ggml_backend_free) {}
+  ggml_status compute(ggml_cgraph* graph) const {
+    return ggml_backend_graph_compute(backend_.get(), graph);
+  }
+
+ private:
+  std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend_;
+};
+
 // The operation as llama.cpp builds it: Q permuted, K and V views of a cache that is longer.
 class Operation {
  public:
@@ -76,24 +88,30 @@ class Operation {
     for (ggml_tensor* t : {q_, k_, v_, sinks_}) {
       if (t != nullptr) fill_normal(t, random);
     }
-    if (mask_ == nullptr) return;
+    if (mask_ != nullptr) fill_mask(case_.sees);
+  }
+
+  void fill_mask(const Visibility& sees) {
     auto* data = static_cast<ggml_fp16_t*>(mask_->data);
     for (std::int64_t s = 0; s < mask_->ne[3]; ++s) {
       for (std::int64_t i = 0; i < mask_->ne[1]; ++i) {
         for (std::int64_t j = 0; j < mask_->ne[0]; ++j) {
-          *data++ = ggml_fp32_to_fp16(case_.sees(s, i, j) ? 0.0F : -INFINITY);
+          *data++ = ggml_fp32_to_fp16(sees(s, i, j) ? 0.0F : -INFINITY);
         }
       }
     }
   }
 
   ggml_status compute(ggml_backend_dev_t device, std::vector<float>& out) {
-    std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(
-        ggml_backend_dev_init(device, nullptr), ggml_backend_free);
+    return compute(Backend(device), out);
+  }
+
+  // On a backend that lives longer, as that of a llama_context does.
+  ggml_status compute(const Backend& backend, std::vector<float>& out) {
     ggml_cgraph* graph = ggml_new_graph_custom(graph_context(), 32, false);
     ggml_build_forward_expand(graph, op_);
     std::memset(op_->data, 0xFF, ggml_nbytes(op_));  // NaN where nothing is written
-    const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+    const ggml_status status = backend.compute(graph);
     out.assign(static_cast<const float*>(op_->data),
                static_cast<const float*>(op_->data) + ggml_nelements(op_));
     return status;
@@ -303,6 +321,120 @@ TEST(Operation, SparseMethodFallsBackAndSaysSo) {
   ASSERT_EQ(holes.compute(host.plugin_device(), actual), GGML_STATUS_SUCCESS);
   EXPECT_LE(largest_difference(expected, actual), kF32Bound);
   EXPECT_EQ(host.fallbacks("mask is not a causal prefix"), 1);
+}
+
+// The last rows of a prompt are dense, as many of them as lie in this batch; without a hint, or
+// where sequences share the batch, those of each sequence of it.
+TEST(Operation, LastRowsAreThePromptsWhereTheHostSaysHowManyFollow) {
+  Host& host = Host::get();
+  const nlohmann::json config = {{"attn", "tri_shape"},
+                                 {"options", {{"n_init", 16}, {"n_local", 64}, {"n_last", 32}}},
+                                 {"precision", "f32"}};
+  constexpr std::int64_t kRows = 96;
+  // Kept pairs of rows at positions first ... first + rows - 1 of which the last `dense` see all.
+  const auto kept = [](std::int64_t first, std::int64_t rows, std::int64_t dense) {
+    std::int64_t pairs = 0;
+    for (std::int64_t i = 0; i < rows; ++i) pairs += i < rows - dense ? 80 : first + i + 1;
+    return 4 * pairs;
+  };
+  const auto measured = [&](Operation& operation, std::int64_t rows_after) {
+    EXPECT_EQ(host.configure(config), "");
+    host.set_rows_after(rows_after);
+    std::vector<float> out;
+    EXPECT_EQ(operation.compute(host.plugin_device(), out), GGML_STATUS_SUCCESS);
+    host.set_rows_after(0);
+    return host.stats().at("kept_pairs").get<std::int64_t>();
+  };
+  Operation one{OpCase{}};
+  one.fill();
+  EXPECT_EQ(measured(one, 0), kept(604, kRows, 32));
+  EXPECT_EQ(measured(one, 10), kept(604, kRows, 22));
+  EXPECT_EQ(measured(one, 31), kept(604, kRows, 1));
+  EXPECT_EQ(measured(one, 32), kept(604, kRows, 0));
+  EXPECT_EQ(measured(one, 100000), kept(604, kRows, 0));
+
+  OpCase c;
+  c.rows = 2 * kRows;
+  c.sees = [](auto, auto i, auto j) {
+    return i < kRows ? j <= 200 + i : j >= 296 && j <= 496 + (i - kRows);
+  };
+  Operation two(c);
+  two.fill();
+  nlohmann::json small = config;
+  small["min_kv"] = 1;
+  ASSERT_EQ(host.configure(small), "");
+  host.set_rows_after(100000);
+  std::vector<float> out;
+  EXPECT_EQ(two.compute(host.plugin_device(), out), GGML_STATUS_SUCCESS);
+  host.set_rows_after(0);
+  EXPECT_EQ(host.stats().at("kept_pairs").get<std::int64_t>(), 2 * kept(200, kRows, 32));
+}
+
+// Chunks of 96 rows of sequences that begin at any cell, computed by the method static.
+class StaticChunks : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    configure();
+    operation_.fill();
+  }
+
+  static void configure() {
+    ASSERT_EQ(Host::get().configure({{"attn", "static"},
+                                     {"options", {{"vertical_size", 40}, {"slash_size", 101}}},
+                                     {"precision", "f32"}}),
+              "");
+  }
+  static OpCase shape() {
+    OpCase c;
+    c.keys = 4096;
+    return c;
+  }
+
+  std::vector<float> run(const Backend& backend, std::int64_t key_begin, std::int64_t key_end) {
+    operation_.fill_mask([=](auto, auto i, auto j) {
+      return j >= key_begin && last_rows(i, j, shape().rows, key_end);
+    });
+    std::vector<float> out;
+    EXPECT_EQ(operation_.compute(backend, out), GGML_STATUS_SUCCESS);
+    return out;
+  }
+  // By a backend that knows no earlier chunk.
+  std::vector<float> run_alone(std::int64_t key_begin, std::int64_t key_end) {
+    return run(Backend(Host::get().plugin_device()), key_begin, key_end);
+  }
+
+  Operation operation_{shape()};
+};
+
+// A backend, which belongs to one llama_context, remembers what was estimated from a sequence's
+// first chunk; another backend, another sequence and another configuration do not know it.
+TEST_F(StaticChunks, SetsLiveAsLongAsTheirSequence) {
+  const std::vector<float> alone = run_alone(0, 4000);
+  const std::vector<float> other = run_alone(700, 4000);
+  const Backend backend(Host::get().plugin_device());
+  EXPECT_EQ(run(backend, 0, 3000), run_alone(0, 3000));
+  const std::vector<float> continued = run(backend, 0, 4000);
+  EXPECT_GT(largest_difference(alone, continued), 1e-3);
+  EXPECT_EQ(run(backend, 700, 4000), other);
+  EXPECT_EQ(run(backend, 0, 4000), continued);
+  // Rows from before the end of what was estimated: the cache was rewound to another prompt.
+  EXPECT_EQ(run(backend, 0, 2990), run_alone(0, 2990));
+  EXPECT_TRUE(Host::get().stats().at("fallbacks").empty());
+  configure();
+  EXPECT_EQ(run(backend, 0, 4000), alone);
+}
+
+// Of each layer a bounded number of sequences is kept, those that were used last.
+TEST_F(StaticChunks, SequencesThatWereUsedLongestAgoAreForgotten) {
+  const std::vector<float> alone = run_alone(0, 4000);
+  const Backend backend(Host::get().plugin_device());
+  run(backend, 0, 3000);
+  const std::vector<float> continued = run(backend, 0, 4000);
+  ASSERT_NE(continued, alone);
+  for (std::int64_t begin = 1; begin < 16; ++begin) run(backend, begin, 3000);
+  EXPECT_EQ(run(backend, 0, 4000), continued);
+  for (std::int64_t begin = 1; begin <= 16; ++begin) run(backend, begin, 3000);
+  EXPECT_EQ(run(backend, 0, 4000), alone);
 }
 
 TEST(Operation, StrangeMaskValueFailsAloud) {

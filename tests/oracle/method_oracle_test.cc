@@ -6,8 +6,10 @@
 #include <numeric>
 
 #include "attention/reference/reference.h"
+#include "minference/error.h"
 #include "minference/method.h"
 #include "support/problem.h"
+#include "support/views.h"
 
 namespace minference::test {
 namespace {
@@ -195,35 +197,6 @@ TEST(VerticalSlash, ScoresInBf16PickNearlyTheSame) {
   }
 }
 
-TEST(AShape, KeepsSinksAndTheLocalWindow) {
-  for (const auto& [n_init, n_local] : {std::pair{5, 20}, {0, 1}, {64, 64}, {1, 300}}) {
-    Case c;
-    c.batch = 2;
-    c.lengths = Lengths::kRagged;
-    c.q_len = 300;
-    c.extra = 200;
-    c.dim = c.v_dim = 8;
-    const Problem problem = make_problem(c);
-    const AttentionInput input = problem.input();
-    const SparseIndex index =
-        build("a_shape", problem,
-              {{"n_init", static_cast<double>(n_init)}, {"n_local", static_cast<double>(n_local)}});
-    for (std::int64_t b = 0; b < c.batch; ++b) {
-      const std::int64_t q_len = query_length(input, b);
-      const std::int64_t kv_len = key_length(input, b);
-      const std::vector<std::uint8_t> mask = explicit_mask(input, problem.params, b, 1, &index);
-      for (std::int64_t row = 0; row < q_len; ++row) {
-        const std::int64_t position = kv_len - q_len + row;
-        for (std::int64_t key = 0; key < kv_len; ++key) {
-          const bool expected = key <= position && (key < n_init || position - key < n_local);
-          ASSERT_EQ(mask[row * kv_len + key] != 0, expected)
-              << n_init << " + " << n_local << ": row " << row << ", key " << key;
-        }
-      }
-    }
-  }
-}
-
 TEST(MInference, FollowsThePatternOfEachHead) {
   const Case c = estimated();
   const Problem problem = make_problem(c);
@@ -264,6 +237,219 @@ TEST(MInference, FollowsThePatternOfEachHead) {
     const SparseIndex index = build("minference", problem, {{"starting_layer", 2}}, context);
     for (const HeadIndex& head : index.heads) EXPECT_EQ(head.kind, HeadIndex::Kind::kDense);
   }
+}
+
+void expect_same_head(const HeadIndex& a, const HeadIndex& b) {
+  EXPECT_EQ(a.kind, b.kind);
+  EXPECT_EQ(a.columns, b.columns);
+  EXPECT_EQ(a.exact_runs, b.exact_runs);
+  EXPECT_EQ(a.dense_last_rows, b.dense_last_rows);
+  ASSERT_EQ(a.runs.size(), b.runs.size());
+  for (std::size_t i = 0; i < a.runs.size(); ++i) {
+    EXPECT_EQ(a.runs[i].begin, b.runs[i].begin);
+    EXPECT_EQ(a.runs[i].end, b.runs[i].end);
+    EXPECT_EQ(a.runs[i].stride, b.runs[i].stride);
+  }
+}
+
+TEST(TriMixMInference, IsMInferenceBelowItsLayer) {
+  const Problem problem = make_problem(estimated());
+  const PatternFile patterns = PatternFile::parse(R"([
+    {}, {"0": ["vertical_and_slash", 50, 130, 1], "1": ["stream_llm", 40, 90, 1]}
+  ])",
+                                                  "toy.json");
+  MethodContext context;
+  context.patterns = &patterns;
+  context.layer = 1;
+  for (const double ratio : {1, 2}) {
+    const MethodOptions options{{"minference_ratio", ratio}};
+    const SparseIndex expected = build("minference", problem, options, context);
+    const SparseIndex actual = build("tri_mix_minference", problem, options, context);
+    EXPECT_EQ(expected.head(0, 0).columns.size(), 50 * ratio);
+    for (std::size_t i = 0; i < expected.heads.size(); ++i) {
+      expect_same_head(actual.heads[i], expected.heads[i]);
+    }
+  }
+}
+
+// The keys that the sets of the rule give: whole row blocks, keys in granules. q_len a multiple of
+// the row block, so that joined runs add nothing.
+void expect_sets(const SparseIndex& index, const AttentionInput& input,
+                 const AttentionParams& params, std::int64_t b, std::int64_t h,
+                 const std::vector<std::int64_t>& columns,
+                 const std::vector<std::int64_t>& offsets) {
+  const std::int64_t q_len = query_length(input, b);
+  const std::int64_t kv_len = key_length(input, b);
+  const std::vector<std::uint8_t> mask = explicit_mask(input, params, b, h, &index);
+  ASSERT_EQ(q_len % kRowBlock, 0);
+  ASSERT_EQ(index.head(b, h).kind, HeadIndex::Kind::kDiagonal);
+  for (std::int64_t block = 0; block < q_len; block += kRowBlock) {
+    std::vector<bool> kept(kv_len, false);
+    for (const std::int64_t column : columns) kept[column] = true;
+    for (const std::int64_t offset : offsets) {
+      for (std::int64_t row = block; row < block + kRowBlock; ++row) {
+        const std::int64_t key = kv_len - q_len + row - offset;
+        if (key < 0) continue;
+        const std::int64_t begin = key / kRunGranule * kRunGranule;
+        std::fill(kept.begin() + begin, kept.begin() + std::min(begin + kRunGranule, kv_len), true);
+      }
+    }
+    for (std::int64_t row = block; row < block + kRowBlock; ++row) {
+      for (std::int64_t key = 0; key < kv_len; ++key) {
+        const bool expected = kept[key] && key <= kv_len - q_len + row;
+        ASSERT_EQ(mask[row * kv_len + key] != 0, expected) << "row " << row << ", key " << key;
+      }
+    }
+  }
+}
+
+MethodOptions sizes(double vertical, double slash) {
+  return {{"vertical_size", vertical}, {"slash_size", slash}};
+}
+
+TEST(Static, LaterChunksHaveTheSetsOfTheFirst) {
+  constexpr std::int64_t kFirst = 1536;
+  for (const std::int64_t group : {1, 2, 8}) {
+    Case c;
+    c.batch = 2;
+    c.q_len = 3000;
+    c.extra = 0;
+    c.q_heads = group;
+    c.kv_heads = 1;
+    c.dim = c.v_dim = 16;
+    const Problem problem = make_problem(c);
+    const AttentionInput whole = problem.input();
+    for (std::int64_t b = 0; b < c.batch; ++b) {
+      MethodState state;
+      MethodContext context;
+      context.state = &state;
+      const Method& method = find_method("static");
+      const MethodOptions options = resolve_options(method, sizes(60, 104));
+      const AttentionInput first = part_of(whole, b, 0, kFirst, kFirst);
+      std::vector<std::vector<std::int64_t>> columns(group);
+      std::vector<std::vector<std::int64_t>> offsets(group);
+      for (std::int64_t h = 0; h < group; ++h) {
+        const Estimate mass = estimate(first, problem.params, 0, h);
+        double column_gap = 0;
+        double offset_gap = 0;
+        columns[h] = heaviest(mass.columns, kForcedColumns, 60, &column_gap);
+        offsets[h] = heaviest(mass.offsets, kForcedOffsets, 104, &offset_gap);
+        ASSERT_GT(std::min(column_gap, offset_gap), 2e-6);
+      }
+      std::int64_t begin = 0;
+      for (const std::int64_t rows : {kFirst, std::int64_t{64}, std::int64_t{1}, std::int64_t{63},
+                                      std::int64_t{640}, std::int64_t{100}}) {
+        SCOPED_TRACE(std::to_string(rows) + " rows from " + std::to_string(begin));
+        const AttentionInput part = part_of(whole, b, begin, rows, begin + rows);
+        const SparseIndex index = method.build_index(part, problem.params, options, context);
+        for (std::int64_t h = 0; h < group; ++h) {
+          if (rows % kRowBlock == 0) {
+            expect_sets(index, part, problem.params, 0, h, columns[h], offsets[h]);
+          }
+          expect_same_head(index.head(0, h), state.index.head(0, h));
+        }
+        begin += rows;
+      }
+    }
+  }
+}
+
+// Where the first chunk is no longer than the budgets, everything of it is kept: later chunks see
+// its keys and as many of their own.
+TEST(Static, AFirstChunkBelowTheBudgetsIsKeptWhole) {
+  Case c;
+  c.q_len = 1000;
+  c.extra = 0;
+  c.dim = c.v_dim = 16;
+  const Problem problem = make_problem(c);
+  for (const std::int64_t first : {1, 20, 200}) {
+    MethodState state;
+    MethodContext context;
+    context.state = &state;
+    const auto chunk = [&](std::int64_t begin, std::int64_t end) {
+      const Method& method = find_method("static");
+      return method.build_index(part_of(problem.input(), 0, begin, end - begin, end),
+                                problem.params, resolve_options(method, {}), context);
+    };
+    for (const HeadIndex& head : chunk(0, first).heads) {
+      EXPECT_EQ(head.kind, HeadIndex::Kind::kDense);
+    }
+    for (const HeadIndex& head : chunk(900, 1000).heads) {
+      ASSERT_EQ(head.kind, HeadIndex::Kind::kDiagonal);
+      EXPECT_EQ(static_cast<std::int64_t>(head.columns.size()), first);
+      EXPECT_EQ(head.columns.back(), first - 1);
+      ASSERT_EQ(head.runs.size(), 1U);
+      EXPECT_EQ(head.runs[0].end, first);
+    }
+  }
+}
+
+TEST(Static, ANewPromptIsEstimatedAnew) {
+  Case c = estimated();
+  c.q_len = 6000;
+  c.extra = 0;
+  const Problem one = make_problem(c);
+  c.seed = 99;
+  const Problem two = make_problem(c);
+  MethodState state;
+  MethodContext context;
+  context.state = &state;
+  const auto chunk = [&](const Problem& problem, std::int64_t begin, std::int64_t end) {
+    const Method& method = find_method("static");
+    return method.build_index(part_of(problem.input(), 0, begin, end - begin, end), problem.params,
+                              resolve_options(method, sizes(50, 110)), context);
+  };
+  const auto columns = [](const SparseIndex& index) { return index.head(0, 0).columns; };
+  const std::vector<std::int64_t> of_one = columns(chunk(one, 0, 2000));
+  EXPECT_EQ(columns(chunk(one, 2000, 3000)), of_one);
+  // As a server that reuses a prefix of 1000 tokens: part of what was estimated is replaced.
+  const std::vector<std::int64_t> of_both = columns(chunk(two, 1000, 2500));
+  EXPECT_NE(of_both, of_one);
+  EXPECT_EQ(columns(chunk(two, 2500, 3000)), of_both);
+  const std::vector<std::int64_t> of_two = columns(chunk(two, 0, 2000));
+  EXPECT_NE(of_two, of_one);
+  EXPECT_EQ(columns(chunk(two, 5000, 6000)), of_two);
+  // A state that is empty at a later chunk begins there.
+  state = {};
+  const std::vector<std::int64_t> of_tail = columns(chunk(one, 3000, 4000));
+  EXPECT_NE(of_tail, of_one);
+  EXPECT_EQ(columns(chunk(one, 4000, 6000)), of_tail);
+}
+
+TEST(Static, IsVerticalSlashOnAPromptOfOneChunk) {
+  Case c = estimated();
+  c.batch = 3;
+  c.lengths = Lengths::kRagged;
+  c.q_len = 4000;
+  c.extra = 0;
+  const Problem problem = make_problem(c);
+  const SparseIndex expected = build("vertical_slash", problem, sizes(50, 120));
+  const SparseIndex actual = build("static", problem, sizes(50, 120));
+  for (std::size_t i = 0; i < expected.heads.size(); ++i) {
+    expect_same_head(actual.heads[i], expected.heads[i]);
+  }
+}
+
+TEST(Static, RefusesWhatItCannotContinue) {
+  const auto refusal = [](const Case& c, MethodState* state) -> std::string {
+    MethodContext context;
+    context.state = state;
+    try {
+      build("static", make_problem(c), {}, context);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  Case c;
+  c.extra = 10;
+  EXPECT_NE(refusal(c, nullptr).find("from position 10 of sequence 0"), std::string::npos);
+  MethodState state;
+  EXPECT_EQ(refusal(c, &state), "");
+  c.batch = 2;
+  EXPECT_NE(
+      refusal(c, &state).find("the state is of 1 sequences of 4 query heads; the input has 2"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -12,9 +12,14 @@
 namespace minference::test {
 namespace {
 
-SparseIndex build(const char* method, const Problem& problem, const MethodOptions& options) {
+SparseIndex build(const char* method, const Problem& problem, const MethodOptions& options,
+                  MethodState* state = nullptr) {
   const Method& found = find_method(method);
-  return found.build_index(problem.input(), problem.params, resolve_options(found, options), {});
+  MethodContext context;
+  context.layer = 20;  // a triangle in the methods that differ by layer
+  context.state = state;
+  return found.build_index(problem.input(), problem.params, resolve_options(found, options),
+                           context);
 }
 
 bool has_column(const HeadIndex& head, std::int64_t key) {
@@ -46,15 +51,18 @@ TEST(PlantedKey, IsSelectedByEveryHeadOfItsGroup) {
       for (std::int64_t t = 0; t < c.q_len; ++t) {
         for (std::int64_t h = 0; h < q_heads; ++h) problem.q.set(0, t, h, 0, 4);
       }
-      const SparseIndex index =
-          build("vertical_slash", problem, {{"vertical_size", 40}, {"slash_size", 110}});
-      for (std::int64_t h = 0; h < q_heads; ++h) {
-        EXPECT_EQ(index.head(0, h).kind, HeadIndex::Kind::kDiagonal);
-        EXPECT_TRUE(has_column(index.head(0, h), planted(h / (q_heads / kv_heads))))
-            << "head " << h;
-      }
-      for (const double recall : mass_recall(problem.input(), problem.params, index, 16)) {
-        EXPECT_GT(recall, 0.99);
+      for (const char* method : {"vertical_slash", "static"}) {
+        MethodState state;
+        const SparseIndex index =
+            build(method, problem, {{"vertical_size", 40}, {"slash_size", 110}}, &state);
+        for (std::int64_t h = 0; h < q_heads; ++h) {
+          EXPECT_EQ(index.head(0, h).kind, HeadIndex::Kind::kDiagonal);
+          EXPECT_TRUE(has_column(index.head(0, h), planted(h / (q_heads / kv_heads))))
+              << method << ", head " << h;
+        }
+        for (const double recall : mass_recall(problem.input(), problem.params, index, 16)) {
+          EXPECT_GT(recall, 0.99) << method;
+        }
       }
     }
   }
@@ -87,6 +95,59 @@ TEST(Budgets, MoreNeverKeepsLess) {
   EXPECT_NEAR(previous[0], 1, 1e-6);
 }
 
+// Each option of the methods without an estimate alone, from nothing to more than everything. A
+// stride keeps what its multiples keep; a window of even length begins the thinned one on the same
+// offsets.
+TEST(Budgets, MoreOfOneOptionNeverKeepsLess) {
+  Case c;
+  c.q_len = 300;
+  c.extra = 200;
+  c.q_heads = 3;
+  c.kv_heads = 1;
+  c.dim = c.v_dim = 32;
+  const Problem problem = make_problem(c);
+  const MethodOptions triangle{{"n_init", 10}, {"n_local", 20}, {"n_last", 10}};
+  const MethodOptions dilated1{{"n_init", 10}, {"n_local", 100}, {"stride", 2}};
+  const MethodOptions dilated2{{"n_init", 10}, {"n_local", 20}, {"n_dilated", 100}, {"stride", 2}};
+  const std::vector<double> sizes{0, 2, 20, 64, 100, 130, 300, 498, 500, 5000};
+  const std::vector<double> windows{2, 20, 64, 100, 130, 300, 498, 500, 5000};
+  const std::vector<double> strides{64, 32, 8, 4, 2, 1};
+  for (const auto& [method, base, option, values] :
+       {std::tuple{"a_shape", MethodOptions{{"n_init", 10}, {"n_local", 20}}, "n_init", sizes},
+        {"a_shape", MethodOptions{{"n_init", 10}, {"n_local", 20}}, "n_local", windows},
+        {"tri_shape", triangle, "n_init", sizes},
+        {"tri_shape", triangle, "n_local", windows},
+        {"tri_shape", triangle, "n_last", sizes},
+        {"tri_mix", triangle, "n_last", sizes},
+        {"tri_mix_minference", triangle, "n_local", windows},
+        {"dilated1", dilated1, "n_init", sizes},
+        {"dilated1", dilated1, "n_local", windows},
+        {"dilated1", dilated1, "stride", strides},
+        {"dilated2", dilated2, "n_init", sizes},
+        {"dilated2", dilated2, "n_local", windows},
+        {"dilated2", dilated2, "n_dilated", sizes},
+        {"dilated2", dilated2, "stride", strides}}) {
+    std::vector<double> previous(c.q_heads, 0.0);
+    std::int64_t previous_pairs = 0;
+    for (const double value : values) {
+      MethodOptions options = base;
+      options[option] = value;
+      const std::string what = std::string(method) + ", " + option + " " + std::to_string(value);
+      const SparseIndex index = build(method, problem, options);
+      const std::vector<double> recall = mass_recall(problem.input(), problem.params, index, 32);
+      const Result result = make_result(problem.input(), DType::kF32, Layout::kPacked);
+      const Stats stats = attention(problem.input(), problem.params, result.output(), &index);
+      EXPECT_GE(stats.kept_pairs, previous_pairs) << what;
+      previous_pairs = stats.kept_pairs;
+      for (std::int64_t h = 0; h < c.q_heads; ++h) {
+        EXPECT_GE(recall[h], previous[h] - 1e-6) << what << ", head " << h;
+        EXPECT_LE(recall[h], 1 + 1e-6) << what;
+        previous[h] = recall[h];
+      }
+    }
+  }
+}
+
 TEST(Budgets, ForcedKeysSurviveTheSmallestBudget) {
   Case c;
   c.q_len = 400;
@@ -111,7 +172,8 @@ TEST(Budgets, ForcedKeysSurviveTheSmallestBudget) {
 }
 
 TEST(Budgets, LargerThanTheTextAreDense) {
-  for (const char* method : {"vertical_slash", "a_shape", "minference"}) {
+  for (const char* method : {"vertical_slash", "static", "a_shape", "tri_shape", "dilated1",
+                             "dilated2", "tri_mix", "tri_mix_minference", "minference"}) {
     for (std::int64_t length = 1; length <= 70; ++length) {
       Case c;
       c.q_len = length;
@@ -139,11 +201,19 @@ TEST(Budgets, EveryRowKeepsItsOwnKey) {
     c.extra = extra;
     c.dim = c.v_dim = 16;
     const Problem problem = make_problem(c);
-    for (const char* method : {"vertical_slash", "a_shape"}) {
-      const MethodOptions options = method[0] == 'v'
-                                        ? MethodOptions{{"vertical_size", 0}, {"slash_size", 0}}
-                                        : MethodOptions{{"n_init", 0}, {"n_local", 1}};
-      const SparseIndex index = build(method, problem, options);
+    const MethodOptions window{{"n_init", 0}, {"n_local", 1}};
+    const MethodOptions triangle{{"n_init", 0}, {"n_local", 1}, {"n_last", 0}};
+    for (const auto& [method, options] :
+         {std::pair{"vertical_slash", MethodOptions{{"vertical_size", 0}, {"slash_size", 0}}},
+          {"static", MethodOptions{{"vertical_size", 0}, {"slash_size", 0}}},
+          {"a_shape", window},
+          {"dilated1", window},
+          {"dilated2", window},
+          {"tri_shape", triangle},
+          {"tri_mix", triangle},
+          {"tri_mix_minference", triangle}}) {
+      MethodState state;
+      const SparseIndex index = build(method, problem, options, &state);
       const Result result = make_result(problem.input(), DType::kF32, Layout::kPacked);
       attention(problem.input(), problem.params, result.output(), &index);
       for (const float lse : result.lse.values()) EXPECT_TRUE(std::isfinite(lse)) << method;

@@ -34,10 +34,28 @@ TEST(Methods, AreFoundByTheirNames) {
     names.insert(method->name());
   }
   EXPECT_EQ(names.size(), attention_methods().size());
-  for (const char* name : {"dense", "minference", "vertical_slash", "a_shape", "block_sparse",
-                           "flexprefill", "xattention"}) {
+  for (const char* name :
+       {"dense", "minference", "vertical_slash", "static", "a_shape", "tri_shape", "dilated1",
+        "dilated2", "tri_mix", "tri_mix_minference", "block_sparse", "flexprefill", "xattention"}) {
     EXPECT_EQ(names.count(name), 1U) << name;
   }
+}
+
+TEST(Methods, AliasesAreOtherNamesOfOneMethod) {
+  EXPECT_EQ(&find_method("strided"), &find_method("dilated2"));
+  std::set<std::string> names;
+  std::size_t count = 0;
+  for (const Method* method : attention_methods()) {
+    names.insert(method->name());
+    ++count;
+    for (const char* alias : method->aliases()) {
+      EXPECT_EQ(&find_method(alias), method);
+      names.insert(alias);
+      ++count;
+    }
+  }
+  EXPECT_EQ(names.size(), count);
+  EXPECT_NE(attention_method_names().find("dilated2 (strided)"), std::string::npos);
 }
 
 TEST(Methods, UnknownNamesAreRefusedWithTheValidOnes) {
@@ -76,6 +94,18 @@ TEST(Methods, PublishedDefaults) {
                                                                             {"block_size", 128}}));
   EXPECT_EQ(resolve_options(find_method("xattention"), {}),
             (MethodOptions{{"stride", 8}, {"threshold", 0.9}, {"block_size", 128}, {"norm", 1}}));
+  EXPECT_EQ(resolve_options(find_method("static"), {}), vertical_slash);
+  EXPECT_EQ(resolve_options(find_method("tri_shape"), {}),
+            (MethodOptions{{"n_init", 128}, {"n_local", 3968}, {"n_last", 100}}));
+  EXPECT_EQ(resolve_options(find_method("dilated1"), {}),
+            (MethodOptions{{"n_init", 1024}, {"n_local", 8192}, {"stride", 2}}));
+  EXPECT_EQ(
+      resolve_options(find_method("dilated2"), {}),
+      (MethodOptions{{"n_init", 1024}, {"n_local", 2048}, {"n_dilated", 4096}, {"stride", 2}}));
+  MethodOptions tri_mix{{"n_init", 8}, {"n_local", 512}, {"n_last", 128}, {"starting_layer", 16}};
+  EXPECT_EQ(resolve_options(find_method("tri_mix"), {}), tri_mix);
+  tri_mix["minference_ratio"] = 1;
+  EXPECT_EQ(resolve_options(find_method("tri_mix_minference"), {}), tri_mix);
 }
 
 TEST(Methods, GivenOptionsReplaceDefaults) {
@@ -130,6 +160,24 @@ TEST(Methods, RefusesSizesThatDoNotFitTheBlocksOfAnIndex) {
       resolve_options(find_method("xattention"), {{"stride", stride}});
     });
     EXPECT_NE(what.find("legal: divisors of 64 from 1 to 64"), std::string::npos) << what;
+  }
+}
+
+TEST(Methods, RefusalsNameValueAndRange) {
+  for (const auto& [method, option, value, expected] :
+       {std::tuple{"tri_shape", "n_last", -1.0,
+                   "n_last of method tri_shape is -1; legal: whole "
+                   "numbers from 0 to 1e+09"},
+        {"a_shape", "n_local", 0.0, "is 0; legal: whole numbers from 1 to 1e+09"},
+        {"strided", "stride", 0.0, "method dilated2 is 0; legal: whole numbers from 1 to 1e+09"},
+        {"dilated1", "n_init", 0.5, "is 0.5; legal: whole numbers from 0 to 1e+09"},
+        {"tri_mix", "starting_layer", -1.0, "is -1; legal: whole numbers from 0 to 1e+06"},
+        {"tri_mix_minference", "minference_ratio", 0.0, "is 0; legal: numbers from 0.001 to"},
+        {"static", "slash_size", 2e9, "is 2e+09; legal: whole numbers from 0 to 1e+09"}}) {
+    const std::string what = refusal([&, m = method, o = option, v = value] {
+      resolve_options(find_method(m), {{o, v}});
+    });
+    EXPECT_NE(what.find(expected), std::string::npos) << what;
   }
 }
 
