@@ -84,12 +84,20 @@ struct Stats {
   std::int64_t causal_pairs = 0;  // pairs that dense attention under the same mask computes
   double index_seconds = 0.0;
   double kernel_seconds = 0.0;
+  double guard_seconds = 0.0;
+  // Sum and number of the recalls that the guard measured, one a head and call.
+  double recall_sum = 0.0;
+  std::int64_t recall_count = 0;
   std::map<std::string, std::int64_t> fallbacks;  // reason -> times
 
   // Kept share of the causal area, 1 when there is none.
   double kept_fraction() const {
     return causal_pairs > 0 ? static_cast<double>(kept_pairs) / static_cast<double>(causal_pairs)
                             : 1.0;
+  }
+  // Mean of the recalls; 1 when none was measured.
+  double mass_recall() const {
+    return recall_count > 0 ? recall_sum / static_cast<double>(recall_count) : 1.0;
   }
   // Sums figures and fallbacks; different methods are joined as "a+b", of the levels the lower stays.
   void add(const Stats& other);

@@ -1,4 +1,5 @@
-// Guard: how much of the exact attention mass an index keeps, measured on sampled query rows.
+// Guard: how much of the exact attention mass an index keeps, measured on sampled query rows, and
+// exact attention for the heads that keep too little.
 #pragma once
 
 #include <cstdint>
@@ -19,5 +20,23 @@ inline constexpr std::int64_t kMaxGuardRows = 64;
 // kMaxGuardRows.
 std::vector<double> mass_recall(const AttentionInput& input, const AttentionParams& params,
                                 const SparseIndex& index, std::int64_t rows);
+
+enum class GuardMode : std::uint8_t {
+  kOff,
+  kReport,   // measure
+  kEnforce,  // and run a head dense, this chunk of it, where it keeps less than min_recall
+};
+
+struct GuardOptions {
+  GuardMode mode = GuardMode::kOff;
+  std::int64_t rows = 16;    // sampled per sequence and head, 1 to kMaxGuardRows
+  double min_recall = 0.90;  // 0 to 1
+};
+
+// Measures `index` before it is used and, with kEnforce, replaces heads of it. Adds the recall that
+// remains, the time and the replaced heads (a fallback) to `stats`. Throws InvalidArgument as
+// mass_recall() does, and unless min_recall is 0 to 1.
+void guard(const AttentionInput& input, const AttentionParams& params, const GuardOptions& options,
+           SparseIndex& index, Stats& stats);
 
 }  // namespace minference

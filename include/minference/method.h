@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "minference/attention.h"
+#include "minference/guard.h"
 #include "minference/pattern.h"
 #include "minference/sparse_index.h"
 
@@ -47,6 +49,9 @@ struct MethodContext {
   // every chunk counts as the last one.
   std::span<const std::int64_t> rows_after;
   MethodState* state = nullptr;  // null: calls share nothing; only one method needs it
+  GuardOptions guard;
+  // Shown the index that was used, guard included, after the attention over it; may be empty.
+  std::function<void(const SparseIndex&)> on_index;
 };
 
 // A method. Stateless (what is remembered lies with the caller): one object serves every layer,

@@ -19,6 +19,9 @@ void Stats::add(const Stats& other) {
   causal_pairs += other.causal_pairs;
   index_seconds += other.index_seconds;
   kernel_seconds += other.kernel_seconds;
+  guard_seconds += other.guard_seconds;
+  recall_sum += other.recall_sum;
+  recall_count += other.recall_count;
   for (const auto& [reason, times] : other.fallbacks) fallbacks[reason] += times;
 }
 

@@ -35,9 +35,9 @@ struct SequenceGeometry {
 class VisibleKeys {
  public:
   struct Tile {
-    std::int64_t begin = 0;   // first key, or first entry of the head's columns; a multiple of 32
-    std::int64_t count = 0;   // 32 or 64, may reach past the end of the keys
-    std::int64_t pairs = 0;   // visible (row, key) pairs
+    std::int64_t begin = 0;  // first key, or first entry of the head's columns; a multiple of 32
+    std::int64_t count = 0;  // 32 or 64, may reach past the end of the keys
+    std::int64_t pairs = 0;  // visible (row, key) pairs
     const std::uint64_t* mask = nullptr;  // one word per row, bit c = key begin + c; null = all
   };
 
@@ -62,7 +62,7 @@ class VisibleKeys {
   const HeadIndex* head_ = nullptr;
   std::int64_t row_begin_ = 0;
   std::int64_t row_end_ = 0;
-  std::int64_t first_ = 0;   // keys seen by any row lie in [first_, end_)
+  std::int64_t first_ = 0;  // keys seen by any row lie in [first_, end_)
   std::int64_t end_ = 0;
   std::int64_t cursor_ = 0;
   std::int64_t column_cursor_ = 0;

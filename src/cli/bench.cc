@@ -82,25 +82,29 @@ void need(CLI::Option* table, const std::vector<CLI::Option*>& options) {
 }
 
 std::vector<CLI::Option*> add_ttft_options(CLI::App& command, TtftOptions& ttft) {
-  return {command
-              .add_option("--attn", ttft.methods,
-                          "Methods, each name[:key=value...]; stock is measured first")
-              ->delimiter(',')
-              ->capture_default_str(),
-          command.add_option("--prompt-file", ttft.prompt_file,
-                             "Text that prompts are cut from; - is standard input (default: "
-                             "built-in words)"),
-          command.add_option("-n,--answer", ttft.tokens, "Tokens of the answer")
-              ->check(integer_between(1, 1 << 20))
-              ->capture_default_str(),
-          command.add_option("--ubatch", ttft.ubatch, "Tokens of a prefill step")
-              ->check(integer_between(kRowBlock, 16384))
-              ->capture_default_str(),
-          command.add_option("--pattern", ttft.pattern,
-                             "Pattern file (JSON) for the method minference"),
-          command.add_option("--guard", ttft.guard, "report: measure what mass is kept; off")
-              ->check(CLI::IsMember({"off", "report"}))
-              ->capture_default_str()};
+  return {
+      command
+          .add_option("--attn", ttft.methods,
+                      "Methods, each name[:key=value...]; stock is measured first")
+          ->delimiter(',')
+          ->capture_default_str(),
+      command.add_option("--prompt-file", ttft.prompt_file,
+                         "Text that prompts are cut from; - is standard input (default: "
+                         "built-in words)"),
+      command.add_option("-n,--answer", ttft.tokens, "Tokens of the answer")
+          ->check(integer_between(1, 1 << 20))
+          ->capture_default_str(),
+      command.add_option("--ubatch", ttft.ubatch, "Tokens of a prefill step")
+          ->check(integer_between(kRowBlock, 16384))
+          ->capture_default_str(),
+      command.add_option("--pattern", ttft.pattern,
+                         "Pattern file (JSON) for the method minference"),
+      command
+          .add_option("--guard", ttft.guard,
+                      "report: measure what mass is kept; enforce: run heads exactly that keep\n"
+                      "less than 90 %; off")
+          ->check(CLI::IsMember({"off", "report", "enforce"}))
+          ->capture_default_str()};
 }
 
 }  // namespace

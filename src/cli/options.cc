@@ -59,6 +59,8 @@ llama_host::AttentionOptions ModelOptions::attention() const {
   result.pattern = pattern;
   result.precision = precision;
   result.guard = guard;
+  result.guard_rows = guard_rows;
+  result.min_recall = min_recall;
   result.linear = linear;
   return result;
 }
@@ -85,9 +87,22 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->capture_default_str();
   command
       .add_option("--guard", options.guard,
-                  "report: measure on sampled rows how much attention mass is kept; off")
-      ->check(CLI::IsMember({"off", "report"}))
+                  "report: measure on sampled rows how much attention mass is kept; enforce: and\n"
+                  "run heads exactly that keep less than --min-recall; off")
+      ->check(CLI::IsMember({"off", "report", "enforce"}))
       ->envname("MINFERENCE_GUARD")
+      ->capture_default_str();
+  command
+      .add_option("--guard-rows", options.guard_rows,
+                  "Rows that the guard samples per head and prefill step")
+      ->check(integer_between(1, kMaxGuardRows))
+      ->envname("MINFERENCE_GUARD_ROWS")
+      ->capture_default_str();
+  command
+      .add_option("--min-recall", options.min_recall,
+                  "Share of the attention mass that --guard enforce asks of every head")
+      ->check(number_between(0.0, 1.0))
+      ->envname("MINFERENCE_MIN_RECALL")
       ->capture_default_str();
   command
       .add_option("--linear", options.linear,

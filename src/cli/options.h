@@ -23,6 +23,8 @@ struct ModelOptions {
   std::string pattern;
   std::string precision = "auto";
   std::string guard = "off";
+  std::int64_t guard_rows = 16;
+  double min_recall = 0.90;
   std::string linear = "1";
   std::int64_t context = 0;  // 0: not given
   std::int64_t ubatch = 2048;

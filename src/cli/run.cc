@@ -100,6 +100,7 @@ void print_json(const RunOptions& options, const Engine& engine, const RunResult
   json["kept_fraction"] = nullptr;
   json["mass_recall"] = nullptr;
   json["index_seconds"] = nullptr;
+  json["guard_seconds"] = nullptr;
   json["attention_seconds"] = nullptr;
   json["linear_seconds"] = nullptr;
   json["threads"] = engine.threads();
@@ -110,6 +111,7 @@ void print_json(const RunOptions& options, const Engine& engine, const RunResult
     json["kept_fraction"] = or_null(result.totals->kept_fraction);
     json["mass_recall"] = or_null(result.totals->mass_recall);
     json["index_seconds"] = result.totals->index_seconds;
+    json["guard_seconds"] = result.totals->guard_seconds;
     json["attention_seconds"] = result.totals->attention_seconds;
     json["linear_seconds"] = result.totals->linear_seconds;
     json["isa"] = or_null(result.totals->isa);
@@ -140,8 +142,8 @@ void print_attention(const RunOptions& options, const RunResult& result) {
     std::fprintf(stderr, "products   %.2f s in our matrix products\n", totals.linear_seconds);
   }
   if (totals.mass_recall) {
-    std::fprintf(stderr, "recall     %.2f %% of the softmax mass kept, on sampled rows\n",
-                 100.0 * *totals.mass_recall);
+    std::fprintf(stderr, "recall     %.2f %% of the softmax mass kept, on sampled rows (%.2f s)\n",
+                 100.0 * *totals.mass_recall, totals.guard_seconds);
   }
   for (const auto& [reason, times] : totals.fallbacks) {
     std::fprintf(stderr, "fallback   exact attention, %lld times: %s\n",

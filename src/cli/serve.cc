@@ -46,6 +46,8 @@ void export_options(const ModelOptions& options) {
   set_environment("MINFERENCE_PATTERN", options.pattern);
   set_environment("MINFERENCE_PRECISION", options.precision);
   set_environment("MINFERENCE_GUARD", options.guard);
+  set_environment("MINFERENCE_GUARD_ROWS", std::to_string(options.guard_rows));
+  set_environment("MINFERENCE_MIN_RECALL", std::to_string(options.min_recall));
   set_environment("MINFERENCE_LINEAR", options.linear);
 }
 

@@ -1,6 +1,7 @@
 #include "minference/guard.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -138,6 +139,30 @@ std::vector<double> mass_recall(const AttentionInput& input, const AttentionPara
         recall[i] = head_recall(kernels, input, geometry, head, b, h, rows, *workers[thread]);
       });
   return recall;
+}
+
+void guard(const AttentionInput& input, const AttentionParams& params, const GuardOptions& options,
+           SparseIndex& index, Stats& stats) {
+  if (options.mode == GuardMode::kOff) return;
+  if (!(options.min_recall >= 0.0 && options.min_recall <= 1.0)) {
+    throw InvalidArgument("min_recall is " + std::to_string(options.min_recall) +
+                          "; legal: numbers from 0 to 1");
+  }
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<double> recall = mass_recall(input, params, index, options.rows);
+  std::int64_t replaced = 0;
+  for (std::size_t i = 0; i < recall.size(); ++i) {
+    if (options.mode == GuardMode::kEnforce && recall[i] < options.min_recall) {
+      index.heads[i] = {};
+      recall[i] = 1.0;
+      ++replaced;
+    }
+    stats.recall_sum += recall[i];
+  }
+  stats.recall_count += static_cast<std::int64_t>(recall.size());
+  if (replaced > 0) stats.fallbacks["a head's recall was below min_recall"] += replaced;
+  stats.guard_seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace minference

@@ -31,6 +31,8 @@ nlohmann::json plugin_json(const EngineOptions& options) {
   nlohmann::json json = {{"attn", attention.attn},
                          {"precision", attention.precision},
                          {"guard", attention.guard},
+                         {"guard_rows", attention.guard_rows},
+                         {"min_recall", attention.min_recall},
                          {"linear", attention.linear},
                          {"log", options.layer_table ? "1" : "0"}};
   if (!attention.options.empty()) json["options"] = attention.options;
@@ -127,7 +129,21 @@ Engine::Engine(EngineOptions options)
   load_seconds_ = seconds_since(start);
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (observer_) llama_->plugin->set_observer(nullptr, nullptr);
+}
+
+void Engine::observe(std::function<void(const AttentionCall&)> observer) {
+  if (!llama_->plugin) throw InvalidArgument("method stock has no calls to observe");
+  observer_ = std::move(observer);
+  if (!observer_) {
+    llama_->plugin->set_observer(nullptr, nullptr);
+    return;
+  }
+  llama_->plugin->set_observer(
+      [](void* self, const AttentionCall& call) { static_cast<Engine*>(self)->observer_(call); },
+      this);
+}
 
 void Engine::start_plugin() {
   llama_->plugin = load_plugin();
@@ -357,6 +373,7 @@ std::optional<PluginTotals> Engine::plugin_totals() const {
   if (!json.at("isa").is_null()) totals.isa = json.at("isa").get<std::string>();
   const double causal = json.at("causal_pairs").get<double>();
   if (causal > 0) totals.kept_fraction = json.at("kept_pairs").get<double>() / causal;
+  totals.guard_seconds = json.at("guard_seconds").get<double>();
   if (!json.at("mass_recall").is_null()) totals.mass_recall = json.at("mass_recall").get<double>();
   totals.index_seconds = json.at("index_seconds").get<double>();
   totals.attention_seconds = json.at("total_seconds").get<double>();

@@ -31,7 +31,9 @@ struct AttentionOptions {
   MethodOptions options;
   std::string pattern;  // path, or empty
   std::string precision = "auto";
-  std::string guard = "off";
+  std::string guard = "off";  // report, enforce
+  std::int64_t guard_rows = 16;
+  double min_recall = 0.90;
   std::string linear = "1";
 };
 
@@ -74,6 +76,7 @@ struct PluginTotals {
   std::optional<double> kept_fraction;  // empty: nothing ran
   std::optional<double> mass_recall;
   double index_seconds = 0;
+  double guard_seconds = 0;
   double attention_seconds = 0;  // everything: mask, index, kernels
   double linear_seconds = 0;     // matrix products
   std::map<std::string, std::int64_t> fallbacks;
@@ -117,6 +120,11 @@ class Engine {
   Generation generate(const SamplingOptions& sampling, std::int64_t max_tokens,
                       const std::function<void(std::string_view)>& on_text = {});
 
+  // Shows `observer` every call of causal attention of the following prefill() calls, until it is
+  // replaced; empty: nobody. What it throws is said on stderr and fails the prefill. Throws
+  // InvalidArgument with method stock.
+  void observe(std::function<void(const AttentionCall&)> observer);
+
   // Empty with method stock.
   std::optional<PluginTotals> plugin_totals() const;
 
@@ -135,6 +143,7 @@ class Engine {
   double load_seconds_ = 0;
   std::int64_t used_ = 0;  // tokens in the context
   std::chrono::steady_clock::time_point prefill_start_;
+  std::function<void(const AttentionCall&)> observer_;
 
   struct Llama;  // owned objects of llama.cpp
   std::unique_ptr<Llama> llama_;

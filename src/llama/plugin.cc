@@ -43,6 +43,14 @@ struct Plugin {
     const std::lock_guard<std::mutex> lock(mutex_);
     return config_;
   }
+  Observer observer() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return observer_;
+  }
+  void set_observer(Observer observer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    observer_ = observer;
+  }
   void set_config(PluginConfig config) {
     auto shared = std::make_shared<const PluginConfig>(std::move(config));
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -52,6 +60,7 @@ struct Plugin {
  private:
   mutable std::mutex mutex_;
   std::shared_ptr<const PluginConfig> config_;
+  Observer observer_;
 };
 
 Plugin& plugin() {
@@ -106,8 +115,8 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
         return GGML_STATUS_ABORTED;
       }
       if (attention) {
-        compute_flash_attention(node, *config, {context.threads, rows_after}, context.prompts,
-                                plugin().board);
+        compute_flash_attention(node, *config, {context.threads, rows_after, plugin().observer()},
+                                context.prompts, plugin().board);
       } else {
         const auto start = std::chrono::steady_clock::now();
         compute_linear(node, config->isa, context.threads);
@@ -259,6 +268,10 @@ void reset_stats() noexcept { plugin().board.reset(); }
 
 void set_rows_after(std::int64_t rows) noexcept { rows_after = std::max<std::int64_t>(rows, 0); }
 
+void set_observer(AttentionObserver observer, void* user) noexcept {
+  plugin().set_observer({observer, user});
+}
+
 // ---- registry
 
 const char* registry_name(ggml_backend_reg_t) { return kRegistryName; }
@@ -275,6 +288,7 @@ void* registry_function(ggml_backend_reg_t, const char* name) {
   if (is(kStatsName)) return reinterpret_cast<void*>(stats);
   if (is(kResetStatsName)) return reinterpret_cast<void*>(reset_stats);
   if (is(kSetRowsAfterName)) return reinterpret_cast<void*>(set_rows_after);
+  if (is(kSetObserverName)) return reinterpret_cast<void*>(set_observer);
   return nullptr;
 }
 

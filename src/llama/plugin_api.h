@@ -9,6 +9,9 @@
 
 #include <cstdint>
 
+#include "minference/attention.h"
+#include "minference/sparse_index.h"
+
 namespace minference::llama_host {
 
 // Name under which the plug-in registers itself with ggml.
@@ -37,5 +40,20 @@ using ResetStatsFn = void (*)();
 // (tri_shape) treat those of every chunk so. Ignored where sequences share a batch.
 inline constexpr char kSetRowsAfterName[] = "minference_set_rows_after";
 using SetRowsAfterFn = void (*)(std::int64_t rows);
+
+// One call of causal prompt attention that the plug-in has just made. Everything is valid during
+// the observer's call only, and of the same build of the library as the plug-in.
+struct AttentionCall {
+  std::int64_t layer = -1;                // -1: not known
+  const AttentionInput* input = nullptr;  // one sequence
+  const AttentionParams* params = nullptr;
+  const SparseIndex* index = nullptr;  // null: exact attention that no method was asked for
+};
+
+// Whom the plug-in shows every such call, from the thread that computes; null: nobody. What the
+// observer throws (a std::exception) fails the computation.
+inline constexpr char kSetObserverName[] = "minference_set_observer";
+using AttentionObserver = void (*)(void* user, const AttentionCall& call);
+using SetObserverFn = void (*)(AttentionObserver observer, void* user);
 
 }  // namespace minference::llama_host

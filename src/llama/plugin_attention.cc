@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <vector>
 
 #include "llama/plugin_mask.h"
 #include "llama/plugin_routing.h"
 #include "minference/error.h"
-#include "minference/guard.h"
 
 namespace minference::llama_host {
 namespace {
@@ -120,8 +118,7 @@ class FlashAttention {
       Stats stats = attention(input, params_, output_of(run));
       if (!small) ++stats.fallbacks["K is not a view of a KV cache"];
       add(stats);
-    } else if (config_.guard) {
-      run_guarded(run, input);
+      observe(input, nullptr);
     } else {
       run_method(run, input, params_, causal_context(run, input));
     }
@@ -131,18 +128,6 @@ class FlashAttention {
   void run_method(const RowRun& run, const AttentionInput& input, const AttentionParams& params,
                   const MethodContext& context) {
     add(attention(input, params, output_of(run), *config_.method, config_.options, context));
-  }
-
-  void run_guarded(const RowRun& run, const AttentionInput& input) {
-    const SparseIndex index =
-        config_.method->build_index(input, params_, config_.options, causal_context(run, input));
-    Stats stats = attention(input, params_, output_of(run), &index);
-    stats.index_seconds = index.build_seconds;
-    add(stats);
-    const std::vector<double> recall =
-        mass_recall(input, params_, index, std::min(config_.guard_rows, run.rows));
-    totals_.recall_sum += std::accumulate(recall.begin(), recall.end(), 0.0);
-    totals_.recall_count += static_cast<std::int64_t>(recall.size());
   }
 
   void run_masked(const MaskView& mask, const RowRun& run) {
@@ -180,7 +165,16 @@ class FlashAttention {
     if (run.rows == q_.tokens() && op_->src[0]->ne[3] == 1)
       result.rows_after = {&hints_.rows_after, 1};
     result.state = prompts_.find(layer_, input.k.data);
+    result.guard = config_.guard;
+    if (hints_.observer.function != nullptr) {
+      result.on_index = [this, &input](const SparseIndex& index) { observe(input, &index); };
+    }
     return result;
+  }
+
+  void observe(const AttentionInput& input, const SparseIndex* index) const {
+    if (hints_.observer.function == nullptr) return;
+    hints_.observer.function(hints_.observer.user, {layer_, &input, &params_, index});
   }
 
   void clear_rows(const RowRun& run) {

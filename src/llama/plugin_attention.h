@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ggml.h"
+#include "llama/plugin_api.h"
 #include "llama/plugin_config.h"
 #include "llama/plugin_stats.h"
 #include "minference/method.h"
@@ -28,10 +29,16 @@ class PromptStates {
   std::map<std::int64_t, std::vector<Sequence>> layers_;  // the latest first
 };
 
+struct Observer {
+  AttentionObserver function = nullptr;
+  void* user = nullptr;
+};
+
 // What an operation itself does not say.
 struct CallHints {
   int threads = 0;
   std::int64_t rows_after = 0;  // see plugin_api.h
+  Observer observer;
 };
 
 // Computes `op`, which route_operation() took, and adds what it did to `board`. Throws Error: the

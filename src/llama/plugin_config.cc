@@ -23,6 +23,7 @@ enum VariableId : std::uint8_t {
   kLinear,
   kGuard,
   kGuardRows,
+  kMinRecall,
   kLog,
   kVariableCount
 };
@@ -36,8 +37,9 @@ constexpr std::array<Variable, kVariableCount> kVariables{{
     {"MINFERENCE_MIN_KV", "min_kv", "an integer from 1 to 1073741824", "512"},
     {"MINFERENCE_PRECISION", "precision", "auto, f32 or bf16", "auto"},
     {"MINFERENCE_LINEAR", "linear", "0 (llama.cpp's) or 1 (ours where they win)", "1"},
-    {"MINFERENCE_GUARD", "guard", "off or report", "off"},
+    {"MINFERENCE_GUARD", "guard", "off, report (measure) or enforce (and mend)", "off"},
     {"MINFERENCE_GUARD_ROWS", "guard_rows", "an integer from 1 to 64", "16"},
+    {"MINFERENCE_MIN_RECALL", "min_recall", "a number from 0 to 1", "0.9"},
     {"MINFERENCE_LOG", "log", "0 (errors only) or 1 (load line and a table at exit)",
      "the load line only"},
 }};
@@ -64,13 +66,13 @@ struct Given {
   }
 };
 
-void read_integer(const Given& given, VariableId id, std::int64_t min, std::int64_t max,
-                  std::int64_t& value) {
+template <class Number>
+void read_number(const Given& given, VariableId id, Number min, Number max, Number& value) {
   const std::string* text = given.find(id);
   if (text == nullptr) return;
   const char* end = text->data() + text->size();
   const auto [stop, error] = std::from_chars(text->data(), end, value);
-  if (error != std::errc() || stop != end || value < min || value > max) given.refuse(id);
+  if (error != std::errc() || stop != end || !(value >= min && value <= max)) given.refuse(id);
 }
 
 // Calls `body`, and names the variable of the environment in what it throws.
@@ -131,8 +133,8 @@ PluginConfig build(const Given& given) {
       return std::make_shared<const PatternFile>(PatternFile::load(*text));
     });
   }
-  read_integer(given, kMinRows, kRowBlock, 1 << 20, config.min_rows);
-  read_integer(given, kMinKv, 1, 1 << 30, config.min_kv);
+  read_number(given, kMinRows, kRowBlock, std::int64_t{1} << 20, config.min_rows);
+  read_number(given, kMinKv, std::int64_t{1}, std::int64_t{1} << 30, config.min_kv);
   if (const std::string* text = given.find(kPrecision)) {
     if (*text == "f32") {
       config.precision = Precision::kF32;
@@ -147,10 +149,16 @@ PluginConfig build(const Given& given) {
     config.linear = *text == "1";
   }
   if (const std::string* text = given.find(kGuard)) {
-    if (*text != "off" && *text != "report") given.refuse(kGuard);
-    config.guard = *text == "report";
+    if (*text == "report") {
+      config.guard.mode = GuardMode::kReport;
+    } else if (*text == "enforce") {
+      config.guard.mode = GuardMode::kEnforce;
+    } else if (*text != "off") {
+      given.refuse(kGuard);
+    }
   }
-  read_integer(given, kGuardRows, 1, kMaxGuardRows, config.guard_rows);
+  read_number(given, kGuardRows, std::int64_t{1}, kMaxGuardRows, config.guard.rows);
+  read_number(given, kMinRecall, 0.0, 1.0, config.guard.min_recall);
   if (const std::string* text = given.find(kLog)) {
     if (*text != "0" && *text != "1") given.refuse(kLog);
     config.log = *text == "0" ? LogLevel::kQuiet : LogLevel::kSummary;

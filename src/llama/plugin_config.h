@@ -30,8 +30,7 @@ struct PluginConfig {
   Precision precision = Precision::kAuto;
   IsaLevel isa = IsaLevel::kGeneric;  // of matrix products; attention chooses by its types
   bool linear = true;
-  bool guard = false;
-  std::int64_t guard_rows = 16;
+  GuardOptions guard;
   LogLevel log = LogLevel::kLoadLine;
 
   bool stock() const { return method == nullptr; }

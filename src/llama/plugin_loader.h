@@ -24,6 +24,7 @@ struct PluginFunctions {
   StatsFn stats = nullptr;
   ResetStatsFn reset_stats = nullptr;
   SetRowsAfterFn set_rows_after = nullptr;
+  SetObserverFn set_observer = nullptr;
 };
 
 // Loads the plug-in beside the executable, unless it is loaded already. The environment does not

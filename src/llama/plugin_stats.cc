@@ -8,9 +8,7 @@ namespace {
 
 nlohmann::json to_json(const LayerTotals& totals) {
   nlohmann::json recall;  // null
-  if (totals.recall_count > 0) {
-    recall = totals.recall_sum / static_cast<double>(totals.recall_count);
-  }
+  if (totals.stats.recall_count > 0) recall = totals.stats.mass_recall();
   nlohmann::json isa;  // null
   if (totals.calls > 0) isa = isa_name(totals.stats.isa);
   return {{"method", totals.stats.method},
@@ -20,6 +18,7 @@ nlohmann::json to_json(const LayerTotals& totals) {
           {"causal_pairs", totals.stats.causal_pairs},
           {"index_seconds", totals.stats.index_seconds},
           {"kernel_seconds", totals.stats.kernel_seconds},
+          {"guard_seconds", totals.stats.guard_seconds},
           {"total_seconds", totals.total_seconds},
           {"mass_recall", recall},
           {"fallbacks", totals.stats.fallbacks}};
@@ -27,9 +26,8 @@ nlohmann::json to_json(const LayerTotals& totals) {
 
 std::string table_line(const std::string& name, const LayerTotals& totals) {
   char recall[16] = "-";
-  if (totals.recall_count > 0) {
-    std::snprintf(recall, sizeof(recall), "%.4f",
-                  totals.recall_sum / static_cast<double>(totals.recall_count));
+  if (totals.stats.recall_count > 0) {
+    std::snprintf(recall, sizeof(recall), "%.4f", totals.stats.mass_recall());
   }
   std::int64_t fallbacks = 0;
   for (const auto& [reason, times] : totals.stats.fallbacks) fallbacks += times;
@@ -48,8 +46,6 @@ void LayerTotals::add(const LayerTotals& other) {
   calls += other.calls;
   stats.add(other.stats);
   total_seconds += other.total_seconds;
-  recall_sum += other.recall_sum;
-  recall_count += other.recall_count;
 }
 
 void StatsBoard::add(std::int64_t layer, const LayerTotals& totals) {

@@ -16,9 +16,6 @@ struct LayerTotals {
   std::int64_t calls = 0;    // operations of the graph
   Stats stats;               // sums over the calls of attention() inside them
   double total_seconds = 0;  // everything, mask reading included
-  // Sum and number of the measured recalls; mean = sum / count.
-  double recall_sum = 0;
-  std::int64_t recall_count = 0;
 
   void add(const LayerTotals& other);
 };

@@ -111,19 +111,18 @@ Stats attention(const AttentionInput& input, const AttentionParams& params,
                 const MethodContext& context) {
   validate(input, params, output);
   Stats stats;
-  if (&method == &dense_method()) {
-    resolve_options(method, options);
-    stats = attention(input, params, output);
-  } else if (!input.mask.empty() || !params.causal) {
+  if (!input.mask.empty() || !params.causal) {
     // Positions, and with them offsets, mean nothing under an arbitrary mask.
     resolve_options(method, options);
     stats = attention(input, params, output);
     stats.fallbacks[input.mask.empty() ? "not causal" : "mask is not a causal prefix"] += 1;
   } else {
-    const SparseIndex index =
+    SparseIndex index =
         method.build_index(input, params, resolve_options(method, options), context);
-    stats = attention(input, params, output, &index);
+    guard(input, params, context.guard, index, stats);
+    stats.add(attention(input, params, output, &index));
     stats.index_seconds = index.build_seconds;
+    if (context.on_index) context.on_index(index);
   }
   stats.method = method.name();
   return stats;

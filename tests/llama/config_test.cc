@@ -45,7 +45,9 @@ TEST_F(Config, Defaults) {
   EXPECT_EQ(config.min_rows, 64);
   EXPECT_EQ(config.min_kv, 512);
   EXPECT_EQ(config.precision, Precision::kAuto);
-  EXPECT_FALSE(config.guard);
+  EXPECT_EQ(config.guard.mode, GuardMode::kOff);
+  EXPECT_EQ(config.guard.rows, 16);
+  EXPECT_EQ(config.guard.min_recall, 0.9);
   EXPECT_TRUE(config.linear);
   EXPECT_EQ(config.log, LogLevel::kLoadLine);
 }
@@ -58,8 +60,10 @@ TEST_F(Config, EveryVariableArrives) {
   EXPECT_EQ(with("MINFERENCE_PRECISION", "f32").precision, Precision::kF32);
   EXPECT_EQ(with("MINFERENCE_PRECISION", "bf16").precision, Precision::kBF16);
   EXPECT_FALSE(with("MINFERENCE_LINEAR", "0").linear);
-  EXPECT_TRUE(with("MINFERENCE_GUARD", "report").guard);
-  EXPECT_EQ(with("MINFERENCE_GUARD_ROWS", "4").guard_rows, 4);
+  EXPECT_EQ(with("MINFERENCE_GUARD", "report").guard.mode, GuardMode::kReport);
+  EXPECT_EQ(with("MINFERENCE_GUARD", "enforce").guard.mode, GuardMode::kEnforce);
+  EXPECT_EQ(with("MINFERENCE_MIN_RECALL", "0.95").guard.min_recall, 0.95);
+  EXPECT_EQ(with("MINFERENCE_GUARD_ROWS", "4").guard.rows, 4);
   EXPECT_EQ(with("MINFERENCE_LOG", "0").log, LogLevel::kQuiet);
   EXPECT_EQ(with("MINFERENCE_LOG", "1").log, LogLevel::kSummary);
   clear();

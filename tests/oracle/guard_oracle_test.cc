@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "attention/reference/reference.h"
 #include "minference/error.h"
@@ -135,6 +136,45 @@ TEST(MassRecall, RefusesWhatAttentionRefuses) {
   SparseIndex wrong = *problem.index();
   wrong.head(0, 0).columns = {100000};
   EXPECT_THROW(mass_recall(input, problem.params, wrong, 8), InvalidArgument);
+}
+
+TEST(Guard, ReportsAndEnforces) {
+  Case c;
+  c.q_len = 100;
+  c.q_heads = 6;
+  c.pattern = Pattern::kAShape;
+  const Problem problem = make_problem(c);
+  const AttentionInput input = problem.input();
+  const std::vector<double> recall = mass_recall(input, problem.params, *problem.index(), 8);
+  const double lowest = *std::min_element(recall.begin(), recall.end());
+  const double highest = *std::max_element(recall.begin(), recall.end());
+  ASSERT_LT(lowest, highest);
+  const double limit = (lowest + highest) / 2;
+
+  SparseIndex index = *problem.index();
+  Stats stats;
+  guard(input, problem.params, {GuardMode::kOff, 8, limit}, index, stats);
+  EXPECT_EQ(stats.recall_count, 0);
+  guard(input, problem.params, {GuardMode::kReport, 8, limit}, index, stats);
+  EXPECT_EQ(stats.recall_count, 6);
+  EXPECT_DOUBLE_EQ(stats.recall_sum, std::accumulate(recall.begin(), recall.end(), 0.0));
+  EXPECT_TRUE(stats.fallbacks.empty());
+
+  guard(input, problem.params, {GuardMode::kEnforce, 8, limit}, index, stats);
+  std::int64_t replaced = 0;
+  for (std::size_t i = 0; i < recall.size(); ++i) {
+    const bool dense = index.heads[i].kind == HeadIndex::Kind::kDense;
+    EXPECT_EQ(dense, recall[i] < limit) << "head " << i;
+    replaced += dense ? 1 : 0;
+  }
+  ASSERT_EQ(stats.fallbacks.size(), 1U);
+  EXPECT_EQ(stats.fallbacks.begin()->second, replaced);
+  for (const double after : mass_recall(input, problem.params, index, 8)) EXPECT_GE(after, limit);
+
+  for (const double bad : {-0.1, 1.1, std::nan("")}) {
+    EXPECT_THROW(guard(input, problem.params, {GuardMode::kEnforce, 8, bad}, index, stats),
+                 InvalidArgument);
+  }
 }
 
 }  // namespace
