@@ -38,6 +38,8 @@ using MethodOptions = std::map<std::string, double>;
 struct MethodState {
   SparseIndex index;                  // dense heads: nothing is remembered
   std::vector<std::int64_t> kv_lens;  // [batch] keys that the index was estimated from; 0: none
+  // [batch * q_heads] length of the sequence from which on a head is estimated anew; auto only.
+  std::vector<std::int64_t> next_estimate;
 };
 
 // What a method needs to know beyond the tensors.

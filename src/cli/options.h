@@ -18,7 +18,7 @@ CLI::Validator number_between(double min, double max);
 // Model, attention, context and threads.
 struct ModelOptions {
   std::string model;
-  std::string attn = "minference";
+  std::string attn = "auto";
   std::vector<std::string> attn_opts;
   std::string pattern;
   std::string precision = "auto";

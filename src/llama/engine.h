@@ -27,7 +27,7 @@ using Token = std::int32_t;
 
 // How attention is to be computed; the same names and values as the MINFERENCE_* variables.
 struct AttentionOptions {
-  std::string attn = "minference";
+  std::string attn = "auto";
   MethodOptions options;
   std::string pattern;  // path, or empty
   std::string precision = "auto";

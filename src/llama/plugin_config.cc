@@ -29,7 +29,7 @@ enum VariableId : std::uint8_t {
 };
 
 constexpr std::array<Variable, kVariableCount> kVariables{{
-    {"MINFERENCE_ATTN", "attn", "a method of `minference list`, or stock", "minference"},
+    {"MINFERENCE_ATTN", "attn", "a method of `minference list`, or stock", "auto"},
     {"MINFERENCE_ATTN_OPTS", "options", "key=value,key=value with the method's options",
      "the method's defaults"},
     {"MINFERENCE_PATTERN", "pattern", "path of a pattern file, for methods that take one", "none"},

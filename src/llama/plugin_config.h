@@ -20,7 +20,7 @@ inline constexpr char kStock[] = "stock";
 enum class LogLevel : std::uint8_t { kQuiet, kLoadLine, kSummary };
 
 struct PluginConfig {
-  std::string attn = "minference";
+  std::string attn = "auto";
   const Method* method = nullptr;  // null: stock
   MethodOptions options;           // complete for `method`
   std::string pattern_path;

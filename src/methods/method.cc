@@ -35,12 +35,20 @@ std::string legal_numbers(const MethodOption& option) {
 }  // namespace
 
 const std::vector<const Method*>& attention_methods() {
-  static const std::vector<const Method*> methods = {
-      &minference_method(),   &vertical_slash_method(), &static_method(),
-      &block_sparse_method(), &flexprefill_method(),    &xattention_method(),
-      &a_shape_method(),      &tri_shape_method(),      &dilated1_method(),
-      &dilated2_method(),     &tri_mix_method(),        &tri_mix_minference_method(),
-      &dense_method()};
+  static const std::vector<const Method*> methods = {&auto_method(),
+                                                     &minference_method(),
+                                                     &vertical_slash_method(),
+                                                     &static_method(),
+                                                     &block_sparse_method(),
+                                                     &flexprefill_method(),
+                                                     &xattention_method(),
+                                                     &a_shape_method(),
+                                                     &tri_shape_method(),
+                                                     &dilated1_method(),
+                                                     &dilated2_method(),
+                                                     &tri_mix_method(),
+                                                     &tri_mix_minference_method(),
+                                                     &dense_method()};
   return methods;
 }
 

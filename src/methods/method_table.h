@@ -6,6 +6,7 @@
 namespace minference {
 
 const Method& a_shape_method();
+const Method& auto_method();
 const Method& block_sparse_method();
 const Method& dense_method();
 const Method& dilated1_method();

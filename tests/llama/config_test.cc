@@ -40,7 +40,7 @@ class Config : public ::testing::Test {
 
 TEST_F(Config, Defaults) {
   const PluginConfig config = config_from_environment();
-  EXPECT_EQ(config.attn, "minference");
+  EXPECT_EQ(config.attn, "auto");
   EXPECT_FALSE(config.stock());
   EXPECT_EQ(config.min_rows, 64);
   EXPECT_EQ(config.min_kv, 512);

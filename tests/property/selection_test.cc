@@ -51,10 +51,13 @@ TEST(PlantedKey, IsSelectedByEveryHeadOfItsGroup) {
       for (std::int64_t t = 0; t < c.q_len; ++t) {
         for (std::int64_t h = 0; h < q_heads; ++h) problem.q.set(0, t, h, 0, 4);
       }
-      for (const char* method : {"vertical_slash", "static"}) {
+      const MethodOptions budgets{{"vertical_size", 40}, {"slash_size", 110}};
+      for (const auto& [method, options] :
+           {std::pair{"vertical_slash", budgets},
+            {"static", budgets},
+            {"auto", MethodOptions{{"min_keys", 0}, {"max_cost", 1000}}}}) {
         MethodState state;
-        const SparseIndex index =
-            build(method, problem, {{"vertical_size", 40}, {"slash_size", 110}}, &state);
+        const SparseIndex index = build(method, problem, options, &state);
         for (std::int64_t h = 0; h < q_heads; ++h) {
           EXPECT_EQ(index.head(0, h).kind, HeadIndex::Kind::kDiagonal);
           EXPECT_TRUE(has_column(index.head(0, h), planted(h / (q_heads / kv_heads))))
@@ -173,7 +176,7 @@ TEST(Budgets, ForcedKeysSurviveTheSmallestBudget) {
 
 TEST(Budgets, LargerThanTheTextAreDense) {
   for (const char* method : {"vertical_slash", "static", "a_shape", "tri_shape", "dilated1",
-                             "dilated2", "tri_mix", "tri_mix_minference", "minference"}) {
+                             "dilated2", "tri_mix", "tri_mix_minference", "minference", "auto"}) {
     for (std::int64_t length = 1; length <= 70; ++length) {
       Case c;
       c.q_len = length;
@@ -206,6 +209,7 @@ TEST(Budgets, EveryRowKeepsItsOwnKey) {
     for (const auto& [method, options] :
          {std::pair{"vertical_slash", MethodOptions{{"vertical_size", 0}, {"slash_size", 0}}},
           {"static", MethodOptions{{"vertical_size", 0}, {"slash_size", 0}}},
+          {"auto", MethodOptions{{"min_keys", 0}, {"max_cost", 1000}, {"coverage", 0}}},
           {"a_shape", window},
           {"dilated1", window},
           {"dilated2", window},

@@ -34,9 +34,9 @@ TEST(Methods, AreFoundByTheirNames) {
     names.insert(method->name());
   }
   EXPECT_EQ(names.size(), attention_methods().size());
-  for (const char* name :
-       {"dense", "minference", "vertical_slash", "static", "a_shape", "tri_shape", "dilated1",
-        "dilated2", "tri_mix", "tri_mix_minference", "block_sparse", "flexprefill", "xattention"}) {
+  for (const char* name : {"auto", "dense", "minference", "vertical_slash", "static", "a_shape",
+                           "tri_shape", "dilated1", "dilated2", "tri_mix", "tri_mix_minference",
+                           "block_sparse", "flexprefill", "xattention"}) {
     EXPECT_EQ(names.count(name), 1U) << name;
   }
 }
