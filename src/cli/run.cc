@@ -1,4 +1,5 @@
-// minference run: one prompt, one answer.
+// minference run: a prompt, an answer; or many of them.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -6,9 +7,11 @@
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/model_run.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/prompt_file.h"
+#include "cli/prompt_lines.h"
 #include "cli/stop_signal.h"
 #include "llama/engine.h"
 #include "llama/model_file.h"
@@ -24,6 +27,7 @@ struct RunOptions {
   ModelOptions model;
   std::string prompt;
   std::string prompt_file;
+  std::string prompts;  // file of many
   std::string system;
   bool no_chat = false;
   std::int64_t tokens = 64;
@@ -31,6 +35,15 @@ struct RunOptions {
   bool count_tokens = false;
   bool json = false;
   bool verbose = false;
+
+  bool many() const { return !prompts.empty(); }
+};
+
+// A prompt ready to be computed.
+struct Request {
+  PromptLine line;
+  std::vector<llama_host::Token> tokens;
+  std::int64_t answer_tokens = 0;
 };
 
 struct RunResult {
@@ -40,54 +53,75 @@ struct RunResult {
   std::optional<PluginTotals> totals;
 };
 
-std::string read_prompt(const RunOptions& options) {
-  if (!options.prompt_file.empty()) return read_prompt_file(options.prompt_file);
-  check_prompt(options.prompt, "the prompt");
-  return options.prompt;
-}
-
-void warn(const std::string& text) {
-  std::fprintf(stderr, "minference: warning: %s\n", text.c_str());
-}
-
-std::string render(const Engine& engine, const RunOptions& options, const std::string& prompt) {
-  if (options.no_chat) return prompt;
-  if (!engine.model().has_chat_template) {
-    warn(engine.model().name + " has no chat template; the prompt is used as it is");
-    return prompt;
+std::vector<PromptLine> read_prompts(const RunOptions& options) {
+  if (options.many()) return read_prompt_lines(options.prompts);
+  PromptLine line;
+  if (options.prompt_file.empty()) {
+    check_prompt(options.prompt, "the prompt");
+    line.prompt = options.prompt;
+  } else {
+    line.prompt = read_prompt_file(options.prompt_file);
   }
-  return engine.apply_chat_template(options.system, prompt);
+  return {std::move(line)};
+}
+
+bool wants_chat(const RunOptions& options, const PromptLine& line) {
+  return line.chat.value_or(!options.no_chat);
+}
+
+std::string render(const Engine& engine, const RunOptions& options, const PromptLine& line) {
+  if (!wants_chat(options, line) || !engine.model().has_chat_template) return line.prompt;
+  return engine.apply_chat_template(line.system.value_or(options.system), line.prompt);
+}
+
+// Says which of many prompts an error is about.
+template <class Check>
+void check_request(const RunOptions& options, const Request& request, const Check& check) {
+  if (!options.many()) return check();
+  try {
+    check();
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument(request.line.origin + ": " + e.what());
+  }
 }
 
 // Room for the prompt and the answer, as far as the model was trained for it.
-std::int64_t context_for(const RunOptions& options, const Engine& engine, std::int64_t prompt) {
-  if (options.model.context > 0) return options.model.context;
+std::int64_t context_for(const Engine& engine, const Request& request) {
+  const auto prompt = static_cast<std::int64_t>(request.tokens.size());
   const std::int64_t trained = engine.model().trained_context;
   if (prompt > trained) {
     throw InvalidArgument("the prompt has " + std::to_string(prompt) + " tokens, " +
                           engine.model().name + " was trained for a context of " +
                           std::to_string(trained) + "; -c sets a larger one");
   }
-  return std::min(prompt + options.tokens, trained);
+  return std::min(prompt + request.answer_tokens, trained);
 }
 
-double rate(std::int64_t tokens, double seconds) {
-  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+// One context that holds each of the prompts, checked before the first is computed.
+void open_context(Engine& engine, const RunOptions& options, const std::vector<Request>& requests) {
+  std::int64_t size = options.model.context;
+  if (size == 0) {
+    for (const Request& request : requests) {
+      check_request(options, request, [&] { size = std::max(size, context_for(engine, request)); });
+    }
+  }
+  engine.open_context(size);
+  for (const std::string& warning : engine.warnings()) warn(warning);
+  for (const Request& request : requests) {
+    check_request(options, request, [&] { engine.check_prompt(request.tokens); });
+  }
 }
 
 // Steps after the first token, which prefill paid for.
 double decode_rate(const Generation& generation) {
   const auto steps = static_cast<std::int64_t>(generation.tokens.size()) - 1;
-  return steps > 0 ? rate(steps, generation.decode_seconds) : 0.0;
+  return steps > 0 ? tokens_per_second(steps, generation.decode_seconds) : 0.0;
 }
 
-template <class T>
-nlohmann::ordered_json or_null(const std::optional<T>& value) {
-  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
-}
-
-void print_json(const RunOptions& options, const Engine& engine, const RunResult& result) {
+void print_json(const RunOptions& options, const Engine& engine, const Request& request,
+                const RunResult& result) {
   nlohmann::ordered_json json;
+  if (options.many()) json["id"] = request.line.id;
   json["model"] = engine.model().name;
   json["method"] = options.model.attn;
   json["prompt_tokens"] = result.prompt_tokens;
@@ -95,30 +129,13 @@ void print_json(const RunOptions& options, const Engine& engine, const RunResult
   json["answer"] = result.generation.text;
   json["load_seconds"] = engine.load_seconds();
   json["ttft_seconds"] = result.generation.first_token_seconds;
-  json["prefill_tokens_per_second"] = rate(result.prompt_tokens, result.prefill_seconds);
+  json["prefill_tokens_per_second"] =
+      tokens_per_second(result.prompt_tokens, result.prefill_seconds);
   json["decode_tokens_per_second"] = decode_rate(result.generation);
-  json["kept_fraction"] = nullptr;
-  json["mass_recall"] = nullptr;
-  json["index_seconds"] = nullptr;
-  json["guard_seconds"] = nullptr;
-  json["attention_seconds"] = nullptr;
-  json["linear_seconds"] = nullptr;
   json["threads"] = engine.threads();
-  json["isa"] = nullptr;
-  json["fallbacks"] = nlohmann::ordered_json::object();
-  json["declined"] = nlohmann::ordered_json::array();
-  if (result.totals) {
-    json["kept_fraction"] = or_null(result.totals->kept_fraction);
-    json["mass_recall"] = or_null(result.totals->mass_recall);
-    json["index_seconds"] = result.totals->index_seconds;
-    json["guard_seconds"] = result.totals->guard_seconds;
-    json["attention_seconds"] = result.totals->attention_seconds;
-    json["linear_seconds"] = result.totals->linear_seconds;
-    json["isa"] = or_null(result.totals->isa);
-    json["fallbacks"] = result.totals->fallbacks;
-    json["declined"] = result.totals->declined;
-  }
+  add_totals(json, result.totals);
   std::printf("%s\n", json.dump().c_str());
+  std::fflush(stdout);
 }
 
 void print_attention(const RunOptions& options, const RunResult& result) {
@@ -160,60 +177,85 @@ void print_summary(const RunOptions& options, const Engine& engine, const RunRes
                engine.model().name.c_str(), engine.threads(), engine.load_seconds());
   std::fprintf(stderr, "prompt     %lld tokens, first token after %.2f s, %.0f tokens/s\n",
                static_cast<long long>(result.prompt_tokens), generation.first_token_seconds,
-               rate(result.prompt_tokens, result.prefill_seconds));
+               tokens_per_second(result.prompt_tokens, result.prefill_seconds));
   std::fprintf(stderr, "answer     %zu tokens, %.1f tokens/s%s\n", generation.tokens.size(),
                decode_rate(generation),
                generation.context_full ? ", stopped: the context is full" : "");
   print_attention(options, result);
 }
 
-int run(const RunOptions& options) {
-  const std::atomic<bool>& stop = install_stop_signal();
-  llama_host::check_model_file(options.model.model);
-  const std::string prompt = read_prompt(options);
-
-  llama_host::EngineOptions engine_options;
-  engine_options.model_path = options.model.model;
-  engine_options.attention = options.model.attention();
-  engine_options.ubatch = static_cast<int>(options.model.ubatch);
-  engine_options.threads = static_cast<int>(options.model.threads);
-  engine_options.verbose = options.verbose;
-  const char* log = std::getenv("MINFERENCE_LOG");
-  engine_options.layer_table = options.verbose || (log != nullptr && std::strcmp(log, "1") == 0);
-  engine_options.stop = &stop;
-  Engine engine(engine_options);
-
-  const std::vector<llama_host::Token> tokens = engine.tokenize(render(engine, options, prompt));
-  if (options.count_tokens) {
-    std::printf(options.json ? "{\"prompt_tokens\": %zu}\n" : "%zu\n", tokens.size());
-    return kOk;
+void print_count(const RunOptions& options, const Engine& engine, const Request& request) {
+  const std::size_t count = request.tokens.size();
+  if (!options.json && !options.many()) {
+    std::printf("%zu\n", count);
+    return;
   }
+  nlohmann::ordered_json json;
+  if (options.many()) json["id"] = request.line.id;
+  json["prompt_tokens"] = count;
+  json["trained_context"] = engine.model().trained_context;
+  std::printf("%s\n", json.dump().c_str());
+}
+
+void answer(Engine& engine, const RunOptions& options, const Request& request) {
+  const bool json = options.json || options.many();
   RunResult result;
-  result.prompt_tokens = static_cast<std::int64_t>(tokens.size());
-  engine.open_context(context_for(options, engine, result.prompt_tokens));
-  for (const std::string& warning : engine.warnings()) warn(warning);
+  result.prompt_tokens = static_cast<std::int64_t>(request.tokens.size());
   {
     Progress progress(result.prompt_tokens);
     const auto start = std::chrono::steady_clock::now();
-    engine.prefill(tokens, [&](std::int64_t done) {
+    engine.prefill(request.tokens, [&](std::int64_t done) {
       const auto totals = engine.plugin_totals();
       progress.update(done, totals ? totals->kept_fraction : std::nullopt);
     });
     result.prefill_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  result.generation = engine.generate(options.sampling, options.tokens, [&](std::string_view text) {
-    if (options.json) return;
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
-  });
+  result.generation =
+      engine.generate(options.sampling, request.answer_tokens, [&](std::string_view text) {
+        if (json) return;
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fflush(stdout);
+      });
   result.totals = engine.plugin_totals();
-  if (options.json) {
-    print_json(options, engine, result);
+  if (json) {
+    print_json(options, engine, request, result);
   } else {
     std::printf("\n");
     print_summary(options, engine, result);
   }
+}
+
+int run(const RunOptions& options) {
+  const std::atomic<bool>& stop = install_stop_signal();
+  llama_host::check_model_file(options.model.model);
+  std::vector<Request> requests;
+  for (PromptLine& line : read_prompts(options)) {
+    const std::int64_t tokens = line.tokens.value_or(options.tokens);
+    requests.push_back({std::move(line), {}, tokens});
+  }
+
+  llama_host::EngineOptions setup = engine_options(options.model, stop);
+  setup.verbose = options.verbose;
+  const char* log = std::getenv("MINFERENCE_LOG");
+  setup.layer_table = options.verbose || (log != nullptr && std::strcmp(log, "1") == 0);
+  Engine engine(setup);
+
+  const bool chat = std::any_of(requests.begin(), requests.end(), [&](const Request& request) {
+    return wants_chat(options, request.line);
+  });
+  if (chat && !engine.model().has_chat_template) {
+    warn(engine.model().name + " has no chat template; prompts are used as they are");
+  }
+  for (Request& request : requests) {
+    request.tokens = engine.tokenize(render(engine, options, request.line));
+  }
+  if (options.count_tokens) {
+    for (const Request& request : requests) print_count(options, engine, request);
+    return kOk;
+  }
+  open_context(engine, options, requests);
+  for (const Request& request : requests) answer(engine, options, request);
   return kOk;
 }
 
@@ -221,13 +263,20 @@ int run(const RunOptions& options) {
 
 void add_run(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RunOptions>();
-  CLI::App* command = app.add_subcommand("run", "Answer one prompt");
+  CLI::App* command = app.add_subcommand("run", "Answer a prompt, or many");
   add_model_options(*command, options->model);
   CLI::Option* file =
       command->add_option("-f,--file", options->prompt_file, "Prompt file; - is standard input");
-  command->add_option("-p,--prompt", options->prompt, "Prompt text")->excludes(file);
+  CLI::Option* text =
+      command->add_option("-p,--prompt", options->prompt, "Prompt text")->excludes(file);
+  command
+      ->add_option("--prompts", options->prompts,
+                   "File of many prompts, - is standard input: a JSON object a line with prompt "
+                   "and,\nif wanted, id, tokens, system, chat; prints a JSON object for each")
+      ->excludes(file)
+      ->excludes(text);
   command->add_option("-n,--tokens", options->tokens, "Most tokens of the answer")
-      ->check(integer_between(1, 1 << 20))
+      ->check(integer_between(1, kMaxAnswerTokens))
       ->capture_default_str();
   command->add_option("--temp", options->sampling.temperature, "Temperature; 0 is greedy")
       ->check(number_between(0.0, 100.0))
@@ -252,10 +301,11 @@ void add_run(CLI::App& app, int& exit_code) {
       "  minference run -m model.gguf -f book.txt -n 128\n"
       "  cat book.txt | minference run -m model.gguf -f - --attn vertical_slash \\\n"
       "      --attn-opt vertical_size=500 --attn-opt slash_size=700 --guard report\n"
-      "  minference run -m model.gguf -p 'Hello' --attn stock --json");
+      "  minference run -m model.gguf -p 'Hello' --attn stock --json\n"
+      "  minference run -m model.gguf --prompts questions.jsonl > answers.jsonl");
   command->callback([options, command, &exit_code] {
-    if (command->count("-f") == 0 && command->count("-p") == 0) {
-      throw InvalidArgument("run needs a prompt: -p text, -f file or -f -");
+    if (command->count("-f") + command->count("-p") + command->count("--prompts") == 0) {
+      throw InvalidArgument("run needs a prompt: -p text, -f file, -f - or --prompts file");
     }
     exit_code = run(*options);
   });

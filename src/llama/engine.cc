@@ -266,11 +266,13 @@ bool Engine::stopped() const {
   return options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed);
 }
 
-void Engine::decode(std::span<const Token> tokens, std::int64_t rows_after) {
+void Engine::decode(std::span<const Token> tokens, std::int64_t rows_after,
+                    std::vector<std::int8_t> outputs) {
   if (llama_->plugin) llama_->plugin->set_rows_after(rows_after);
   // llama.cpp does not write to the tokens, its batch type only cannot say so.
-  const llama_batch batch = llama_batch_get_one(const_cast<Token*>(tokens.data()),
-                                                static_cast<std::int32_t>(tokens.size()));
+  llama_batch batch = llama_batch_get_one(const_cast<Token*>(tokens.data()),
+                                          static_cast<std::int32_t>(tokens.size()));
+  if (!outputs.empty()) batch.logits = outputs.data();
   clear_llama_complaint();
   const int status = llama_decode(llama_->context.get(), batch);
   if (status == 2 || stopped()) throw Interrupted("interrupted");
@@ -281,8 +283,8 @@ void Engine::decode(std::span<const Token> tokens, std::int64_t rows_after) {
   used_ += static_cast<std::int64_t>(tokens.size());
 }
 
-void Engine::check_logits() const {
-  const float* logits = llama_get_logits_ith(llama_->context.get(), -1);
+const float* Engine::logits(std::int64_t row) const {
+  const float* logits = llama_get_logits_ith(llama_->context.get(), static_cast<std::int32_t>(row));
   if (logits == nullptr) {
     throw Unsupported(info_.name + " scores no next tokens: an embedding model cannot answer");
   }
@@ -297,26 +299,66 @@ void Engine::check_logits() const {
     finite = finite || std::isfinite(logits[i]);
   }
   if (!finite) throw RuntimeFailure("the model's output is infinite for every token");
+  return logits;
 }
 
-void Engine::prefill(std::span<const Token> prompt,
-                     const std::function<void(std::int64_t)>& progress) {
+double Engine::log_probability(std::int64_t row, Token next) const {
+  const std::span<const float> scores(
+      logits(row), static_cast<std::size_t>(llama_vocab_n_tokens(llama_->vocab)));
+  const float largest = *std::max_element(scores.begin(), scores.end());
+  double sum = 0;
+  for (const float score : scores) sum += std::exp(score - largest);
+  return scores[static_cast<std::size_t>(next)] - largest - std::log(sum);
+}
+
+void Engine::check_prompt(std::span<const Token> prompt) const {
   const auto total = static_cast<std::int64_t>(prompt.size());
   if (total == 0) throw InvalidArgument("the prompt is empty");
   if (total > context_size()) {
     throw InvalidArgument("the prompt has " + std::to_string(total) +
                           " tokens, the context holds " + std::to_string(context_size()));
   }
+}
+
+void Engine::prefill(std::span<const Token> prompt,
+                     const std::function<void(std::int64_t)>& progress) {
+  prefill_scored(prompt, 0, progress);
+}
+
+std::vector<double> Engine::prefill_scored(std::span<const Token> prompt, std::int64_t scored,
+                                           const std::function<void(std::int64_t)>& progress) {
+  check_prompt(prompt);
+  const auto total = static_cast<std::int64_t>(prompt.size());
+  if (scored < 0 || scored >= total) {
+    throw InvalidArgument(std::to_string(scored) + " scored tokens of a prompt of " +
+                          std::to_string(total) + ", legal: 0 to " + std::to_string(total - 1));
+  }
+  if (used_ > 0) llama_memory_clear(llama_get_memory(llama_->context.get()), true);
+  used_ = 0;
   if (llama_->plugin) llama_->plugin->reset_stats();
   prefill_start_ = Clock::now();
+  std::vector<double> result;
   for (std::int64_t done = 0; done < total;) {
     const std::int64_t count = std::min<std::int64_t>(options_.ubatch, total - done);
+    // Each token is scored by the row before it.
+    const std::int64_t first = std::max(total - scored - 1, done);
+    const std::int64_t last = std::min(total - 1, done + count);
+    std::vector<std::int8_t> outputs;
+    if (first < last) {
+      outputs.resize(static_cast<std::size_t>(count));
+      std::fill(outputs.begin() + (first - done), outputs.begin() + (last - done), 1);
+      outputs.back() = 1;  // the row that generate() continues from
+    }
     decode(prompt.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)),
-           total - done - count);
+           total - done - count, std::move(outputs));
+    for (std::int64_t row = first; row < last; ++row) {
+      result.push_back(log_probability(row - done, prompt[static_cast<std::size_t>(row + 1)]));
+    }
     done += count;
     if (progress) progress(done);
   }
-  check_logits();
+  logits(-1);
+  return result;
 }
 
 std::string Engine::piece(Token token) const {
@@ -359,7 +401,7 @@ Generation Engine::generate(const SamplingOptions& sampling, std::int64_t max_to
       break;
     }
     decode(std::span(&token, 1), 0);
-    check_logits();
+    logits(-1);
   }
   if (result.first_token_seconds > 0) result.decode_seconds = seconds_since(first_token);
   emit(stream.finish());

@@ -110,11 +110,19 @@ class Engine {
   void open_context(std::int64_t size);
   std::int64_t context_size() const;
 
-  // Computes a prompt into an empty context. `progress` hears the tokens done. Throws
-  // InvalidArgument when the prompt is empty or longer than the context, Interrupted,
-  // RuntimeFailure.
+  // Throws InvalidArgument when the prompt is empty or longer than the context.
+  void check_prompt(std::span<const Token> prompt) const;
+
+  // Empties the context and computes a prompt into it. `progress` hears the tokens done. Throws
+  // what check_prompt() throws, Interrupted, RuntimeFailure.
   void prefill(std::span<const Token> prompt,
                const std::function<void(std::int64_t done)>& progress = {});
+
+  // The same, in the same steps. Returns for each of the last `scored` tokens the natural logarithm
+  // of the probability that the model gave it after the tokens before it. Holds scored rows of a
+  // step x vocabulary scores in memory. Throws InvalidArgument unless 0 <= scored < prompt.size().
+  std::vector<double> prefill_scored(std::span<const Token> prompt, std::int64_t scored,
+                                     const std::function<void(std::int64_t done)>& progress = {});
 
   // Continues the prompt. `on_text` hears whole characters as they come.
   Generation generate(const SamplingOptions& sampling, std::int64_t max_tokens,
@@ -131,9 +139,13 @@ class Engine {
  private:
   void start_plugin();
   void load_model();
-  // rows_after: tokens of the same prompt that later calls bring.
-  void decode(std::span<const Token> tokens, std::int64_t rows_after);
-  void check_logits() const;
+  // rows_after: tokens of the same prompt that later calls bring. `outputs` flags the rows that
+  // scores of next tokens are wanted of; empty: the last row.
+  void decode(std::span<const Token> tokens, std::int64_t rows_after,
+              std::vector<std::int8_t> outputs = {});
+  // Scores of the next token after a row of the last decode(), -1: its last; checked.
+  const float* logits(std::int64_t row) const;
+  double log_probability(std::int64_t row, Token next) const;
   std::string piece(Token token) const;
   bool stopped() const;
 

@@ -14,10 +14,10 @@ namespace {
 TEST(Cli, HelpAndVersion) {
   const ProcessResult help = run_cli({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* word : {"run", "serve", "bench", "doctor", "list", "Exit codes"}) {
+  for (const char* word : {"run", "serve", "bench", "perplexity", "doctor", "list", "Exit codes"}) {
     EXPECT_NE(help.out.find(word), std::string::npos) << word;
   }
-  for (const char* command : {"run", "serve", "bench", "doctor", "list"}) {
+  for (const char* command : {"run", "serve", "bench", "perplexity", "doctor", "list"}) {
     const ProcessResult result = run_cli({command, "--help"});
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_NE(result.out.find("Example"), std::string::npos) << command;
@@ -70,11 +70,12 @@ TEST(Cli, RunPrintsOneJsonObject) {
                 "vertical_size=50", "--attn-opt", "slash_size=100", "--guard", "report"});
   std::set<std::string> keys;
   for (const auto& [key, value] : json.items()) keys.insert(key);
-  EXPECT_EQ(keys, (std::set<std::string>{
-                      "model", "method", "prompt_tokens", "answer_tokens", "answer", "load_seconds",
-                      "ttft_seconds", "prefill_tokens_per_second", "decode_tokens_per_second",
-                      "kept_fraction", "mass_recall", "index_seconds", "attention_seconds",
-                      "linear_seconds", "threads", "isa", "fallbacks", "declined"}));
+  EXPECT_EQ(keys,
+            (std::set<std::string>{"model", "method", "prompt_tokens", "answer_tokens", "answer",
+                                   "load_seconds", "ttft_seconds", "prefill_tokens_per_second",
+                                   "decode_tokens_per_second", "kept_fraction", "mass_recall",
+                                   "index_seconds", "guard_seconds", "attention_seconds",
+                                   "linear_seconds", "threads", "isa", "fallbacks", "declined"}));
   EXPECT_EQ(json["method"], "vertical_slash");
   EXPECT_EQ(json["threads"], 2);
   EXPECT_GT(json["prompt_tokens"], 500);
