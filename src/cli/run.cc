@@ -9,9 +9,11 @@
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/prompt_file.h"
+#include "cli/segment_option.h"
 #include "cli/stop_signal.h"
 #include "llama/engine.h"
 #include "llama/model_file.h"
+#include "llama/plugin_config.h"
 
 namespace minference::cli {
 namespace {
@@ -26,6 +28,7 @@ struct RunOptions {
   std::string prompt_file;
   std::string system;
   bool no_chat = false;
+  std::vector<std::string> segments;
   std::int64_t tokens = 64;
   llama_host::SamplingOptions sampling;
   bool count_tokens = false;
@@ -171,6 +174,7 @@ int run(const RunOptions& options) {
   const std::atomic<bool>& stop = install_stop_signal();
   llama_host::check_model_file(options.model.model);
   const std::string prompt = read_prompt(options);
+  std::vector<Segment> segments = parse_segments(options.segments);
 
   llama_host::EngineOptions engine_options;
   engine_options.model_path = options.model.model;
@@ -182,6 +186,7 @@ int run(const RunOptions& options) {
   engine_options.layer_table = options.verbose || (log != nullptr && std::strcmp(log, "1") == 0);
   engine_options.stop = &stop;
   Engine engine(engine_options);
+  engine.set_segments(std::move(segments));
 
   const std::vector<llama_host::Token> tokens = engine.tokenize(render(engine, options, prompt));
   if (options.count_tokens) {
@@ -243,6 +248,14 @@ void add_run(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--no-chat", options->no_chat, "Use the prompt without the chat template");
   command->add_option("--system", options->system, "System message of the chat template");
+  command
+      ->add_option(
+          "--segments", options->segments,
+          "Visual tokens of the prompt, as begin:end:visual[:tokens of a frame], the first\n"
+          "token being 0; several are separated by commas. For the method " +
+              llama_host::segment_method_names())
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_flag("--count-tokens", options->count_tokens,
                     "Only print how many tokens the prompt has, chat template included");
   command->add_flag("--json", options->json, "Print one JSON object instead of text");
@@ -252,6 +265,8 @@ void add_run(CLI::App& app, int& exit_code) {
       "  minference run -m model.gguf -f book.txt -n 128\n"
       "  cat book.txt | minference run -m model.gguf -f - --attn vertical_slash \\\n"
       "      --attn-opt vertical_size=500 --attn-opt slash_size=700 --guard report\n"
+      "  minference run -m model.gguf -f frames.txt --attn mminference \\\n"
+      "      --segments 35:8227:visual:256\n"
       "  minference run -m model.gguf -p 'Hello' --attn stock --json");
   command->callback([options, command, &exit_code] {
     if (command->count("-f") == 0 && command->count("-p") == 0) {

@@ -40,7 +40,7 @@ const std::vector<const Method*>& attention_methods() {
       &block_sparse_method(), &flexprefill_method(),    &xattention_method(),
       &a_shape_method(),      &tri_shape_method(),      &dilated1_method(),
       &dilated2_method(),     &tri_mix_method(),        &tri_mix_minference_method(),
-      &dense_method()};
+      &inf_llm_method(),      &mminference_method(),    &dense_method()};
   return methods;
 }
 
