@@ -13,6 +13,7 @@
 #include "minference/attention.h"
 #include "minference/guard.h"
 #include "minference/pattern.h"
+#include "minference/segment.h"
 #include "minference/sparse_index.h"
 
 namespace minference {
@@ -50,6 +51,9 @@ struct MethodContext {
   // Rows of the same prompt that later calls bring, [batch], or empty where that is not known: then
   // every chunk counts as the last one.
   std::span<const std::int64_t> rows_after;
+  // Modality segments of the whole prompt, [batch], or empty: text only. The prompt of a sequence
+  // ends after its keys and the rows of rows_after.
+  std::span<const std::span<const Segment>> segments;
   MethodState* state = nullptr;  // null: calls share nothing; only one method needs it
   GuardOptions guard;
   // Shown the index that was used, guard included, after the attention over it; may be empty.
@@ -68,6 +72,8 @@ class Method {
   virtual std::vector<const char*> aliases() const { return {}; }
   // Whether MethodContext::patterns is of any use to it.
   virtual bool takes_patterns() const { return false; }
+  // Whether MethodContext::segments is.
+  virtual bool takes_segments() const { return false; }
 
   // The index for this chunk of queries against all keys so far. `input` obeys the contract of
   // attention() and has been validated; `options` were resolved by resolve_options().

@@ -12,9 +12,11 @@
 #include "cli/progress.h"
 #include "cli/prompt_file.h"
 #include "cli/prompt_lines.h"
+#include "cli/segment_option.h"
 #include "cli/stop_signal.h"
 #include "llama/engine.h"
 #include "llama/model_file.h"
+#include "llama/plugin_config.h"
 
 namespace minference::cli {
 namespace {
@@ -30,6 +32,7 @@ struct RunOptions {
   std::string prompts;  // file of many
   std::string system;
   bool no_chat = false;
+  std::vector<std::string> segments;
   std::int64_t tokens = 64;
   llama_host::SamplingOptions sampling;
   bool count_tokens = false;
@@ -229,6 +232,7 @@ void answer(Engine& engine, const RunOptions& options, const Request& request) {
 int run(const RunOptions& options) {
   const std::atomic<bool>& stop = install_stop_signal();
   llama_host::check_model_file(options.model.model);
+  std::vector<Segment> segments = parse_segments(options.segments);
   std::vector<Request> requests;
   for (PromptLine& line : read_prompts(options)) {
     const std::int64_t tokens = line.tokens.value_or(options.tokens);
@@ -240,6 +244,7 @@ int run(const RunOptions& options) {
   const char* log = std::getenv("MINFERENCE_LOG");
   setup.layer_table = options.verbose || (log != nullptr && std::strcmp(log, "1") == 0);
   Engine engine(setup);
+  engine.set_segments(std::move(segments));
 
   const bool chat = std::any_of(requests.begin(), requests.end(), [&](const Request& request) {
     return wants_chat(options, request.line);
@@ -269,12 +274,14 @@ void add_run(CLI::App& app, int& exit_code) {
       command->add_option("-f,--file", options->prompt_file, "Prompt file; - is standard input");
   CLI::Option* text =
       command->add_option("-p,--prompt", options->prompt, "Prompt text")->excludes(file);
-  command
-      ->add_option("--prompts", options->prompts,
-                   "File of many prompts, - is standard input: a JSON object a line with prompt "
-                   "and,\nif wanted, id, tokens, system, chat; prints a JSON object for each")
-      ->excludes(file)
-      ->excludes(text);
+  CLI::Option* many =
+      command
+          ->add_option(
+              "--prompts", options->prompts,
+              "File of many prompts, - is standard input: a JSON object a line with prompt "
+              "and,\nif wanted, id, tokens, system, chat; prints a JSON object for each")
+          ->excludes(file)
+          ->excludes(text);
   command->add_option("-n,--tokens", options->tokens, "Most tokens of the answer")
       ->check(integer_between(1, kMaxAnswerTokens))
       ->capture_default_str();
@@ -292,6 +299,15 @@ void add_run(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--no-chat", options->no_chat, "Use the prompt without the chat template");
   command->add_option("--system", options->system, "System message of the chat template");
+  command
+      ->add_option(
+          "--segments", options->segments,
+          "Visual tokens of the prompt, as begin:end:visual[:tokens of a frame], the first\n"
+          "token being 0; several are separated by commas. For the method " +
+              llama_host::segment_method_names())
+      ->delimiter(',')
+      ->excludes(many)
+      ->allow_extra_args(false);
   command->add_flag("--count-tokens", options->count_tokens,
                     "Only print how many tokens the prompt has, chat template included");
   command->add_flag("--json", options->json, "Print one JSON object instead of text");
@@ -301,6 +317,8 @@ void add_run(CLI::App& app, int& exit_code) {
       "  minference run -m model.gguf -f book.txt -n 128\n"
       "  cat book.txt | minference run -m model.gguf -f - --attn vertical_slash \\\n"
       "      --attn-opt vertical_size=500 --attn-opt slash_size=700 --guard report\n"
+      "  minference run -m model.gguf -f frames.txt --attn mminference \\\n"
+      "      --segments 35:8227:visual:256\n"
       "  minference run -m model.gguf -p 'Hello' --attn stock --json\n"
       "  minference run -m model.gguf --prompts questions.jsonl > answers.jsonl");
   command->callback([options, command, &exit_code] {

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "minference/attention.h"
 
 namespace minference {
 
-// Estimate of one query head. Sums run over the `rows` last query rows of the sequence.
+// Estimate of one query head. Sums run over `rows` query rows of the sequence, its last ones unless a
+// plan says otherwise.
 struct LastQEstimate {
   std::int64_t b = 0;
   std::int64_t h = 0;
@@ -17,6 +19,8 @@ struct LastQEstimate {
   std::int64_t rows = 0;
   std::span<const float> columns;    // [kv_len], attention mass per key
   std::span<const float> diagonals;  // [kv_len], attention mass per offset (query - key position)
+  // [kv_len], as diagonals, of the keys that the plan sets apart and `diagonals` then lacks; or empty.
+  std::span<const float> apart;
 };
 
 // Calls consume(estimate) for every (sequence, query head) that has queries and keys and whose entry
@@ -26,5 +30,23 @@ struct LastQEstimate {
 void estimate_last_q(const AttentionInput& input, const AttentionParams& params,
                      std::int64_t last_q, std::span<const std::uint8_t> wanted,
                      const std::function<void(const LastQEstimate&)>& consume);
+
+// Rows of a chunk, or keys of a sequence, [begin, end).
+struct TokenRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+// What to estimate of the heads of one sequence.
+struct EstimatePlan {
+  std::vector<TokenRange> samples;  // rows of the chunk, each range by itself; none empty
+  std::vector<TokenRange> apart;    // keys, ascending, whose diagonal sums are kept apart
+};
+
+// As estimate_last_q() with one plan a sequence in place of last_q; consume() gets the estimates of
+// one head, one a sample. Sequences without samples are left out.
+void estimate_samples(const AttentionInput& input, const AttentionParams& params,
+                      std::span<const EstimatePlan> plans, std::span<const std::uint8_t> wanted,
+                      const std::function<void(std::span<const LastQEstimate>)>& consume);
 
 }  // namespace minference

@@ -6,22 +6,12 @@
 #include "attention/cpu/row_source.h"
 #include "attention/visible_keys.h"
 #include "core/parallel.h"
+#include "index/mean_rows.h"
 
 namespace minference {
 namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
-
-// means[d] = mean of element d of rows 0 ... n - 1, whose addresses address(i) gives.
-template <class Address>
-void mean_of(const KernelTable& kernels, std::int64_t n, DType dtype, std::int64_t dim,
-             std::vector<const void*>& rows, Address&& address, float* means) {
-  rows.resize(n);
-  for (std::int64_t i = 0; i < n; ++i) rows[i] = address(i);
-  kernels.sum_rows(rows.data(), dtype, n, dim, means);
-  const auto count = static_cast<float>(n);
-  for (std::int64_t d = 0; d < dim; ++d) means[d] /= count;
-}
 
 }  // namespace
 
@@ -67,7 +57,7 @@ void PooledKeys::pool(std::int64_t b, std::int64_t kv_head, std::int64_t tile) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t key = (tile * kTileKeys + i) * block_size_;
     float* mean = means.data() + i * input_.k.dim();
-    mean_of(
+    mean_rows(
         kernels_, std::min(block_size_, kv_len - key), input_.k.dtype, input_.k.dim(), rows,
         [&](std::int64_t j) { return source.row(key + j); }, mean);
     addresses[i] = mean;
@@ -97,7 +87,7 @@ PooledKeys::Scores PooledKeys::scores(std::int64_t b, std::int64_t h, std::int64
   for (std::int64_t i = 0; i < groups; ++i) {
     const std::int64_t row = first_row + i * group_rows;
     float* mean = scratch.means.data() + i * dim;
-    mean_of(
+    mean_rows(
         kernels_, std::min(group_rows, end_row - row), input_.q.dtype, dim, rows,
         [&](std::int64_t j) { return input_.q.row(b, row + j, h); }, mean);
     addresses[i] = mean;

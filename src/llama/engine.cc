@@ -266,15 +266,30 @@ bool Engine::stopped() const {
   return options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed);
 }
 
+void Engine::set_segments(std::vector<Segment> segments) {
+  const std::string& attn = options_.attention.attn;
+  if (!segments.empty() && (attn == kStock || !find_method(attn).takes_segments())) {
+    throw InvalidArgument("segments are for the method " + segment_method_names() + ", not for " +
+                          attn);
+  }
+  segments_ = std::move(segments);
+}
+
 void Engine::decode(std::span<const Token> tokens, std::int64_t rows_after,
                     std::vector<std::int8_t> outputs) {
+  const auto set_segments = [&](std::span<const Segment> segments) {
+    if (!llama_->plugin) return;
+    llama_->plugin->set_segments(segments.data(), static_cast<std::int64_t>(segments.size()));
+  };
   if (llama_->plugin) llama_->plugin->set_rows_after(rows_after);
+  set_segments(segments_);
   // llama.cpp does not write to the tokens, its batch type only cannot say so.
   llama_batch batch = llama_batch_get_one(const_cast<Token*>(tokens.data()),
                                           static_cast<std::int32_t>(tokens.size()));
   if (!outputs.empty()) batch.logits = outputs.data();
   clear_llama_complaint();
   const int status = llama_decode(llama_->context.get(), batch);
+  set_segments({});  // the plug-in outlives this engine
   if (status == 2 || stopped()) throw Interrupted("interrupted");
   if (status != 0) {
     throw RuntimeFailure(explain("llama.cpp failed at token " + std::to_string(used_) +
@@ -318,6 +333,7 @@ void Engine::check_prompt(std::span<const Token> prompt) const {
     throw InvalidArgument("the prompt has " + std::to_string(total) +
                           " tokens, the context holds " + std::to_string(context_size()));
   }
+  validate(segments_, total);
 }
 
 void Engine::prefill(std::span<const Token> prompt,

@@ -110,6 +110,10 @@ class Engine {
   void open_context(std::int64_t size);
   std::int64_t context_size() const;
 
+  // Modality segments of the prompts of the following prefill() calls, which refuse those that do not
+  // fit; none: text only. Throws InvalidArgument when the method takes none.
+  void set_segments(std::vector<Segment> segments);
+
   // Throws InvalidArgument when the prompt is empty or longer than the context.
   void check_prompt(std::span<const Token> prompt) const;
 
@@ -156,6 +160,7 @@ class Engine {
   std::int64_t used_ = 0;  // tokens in the context
   std::chrono::steady_clock::time_point prefill_start_;
   std::function<void(const AttentionCall&)> observer_;
+  std::vector<Segment> segments_;
 
   struct Llama;  // owned objects of llama.cpp
   std::unique_ptr<Llama> llama_;

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <span>
 
 #include "llama/ggml_guard.h"
 #include "llama/plugin_api.h"
@@ -70,6 +71,7 @@ Plugin& plugin() {
 
 // Of the next computations, see plugin_api.h. ggml computes in the thread that calls it.
 thread_local std::int64_t rows_after = 0;
+thread_local std::span<const Segment> segments;
 
 void say(const std::string& text) { std::fprintf(stderr, "minference: %s\n", text.c_str()); }
 
@@ -115,7 +117,8 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
         return GGML_STATUS_ABORTED;
       }
       if (attention) {
-        compute_flash_attention(node, *config, {context.threads, rows_after, plugin().observer()},
+        compute_flash_attention(node, *config,
+                                {context.threads, rows_after, plugin().observer(), segments},
                                 context.prompts, plugin().board);
       } else {
         const auto start = std::chrono::steady_clock::now();
@@ -268,6 +271,10 @@ void reset_stats() noexcept { plugin().board.reset(); }
 
 void set_rows_after(std::int64_t rows) noexcept { rows_after = std::max<std::int64_t>(rows, 0); }
 
+void set_segments(const Segment* first, std::int64_t count) noexcept {
+  segments = {first, static_cast<std::size_t>(std::max<std::int64_t>(count, 0))};
+}
+
 void set_observer(AttentionObserver observer, void* user) noexcept {
   plugin().set_observer({observer, user});
 }
@@ -288,6 +295,7 @@ void* registry_function(ggml_backend_reg_t, const char* name) {
   if (is(kStatsName)) return reinterpret_cast<void*>(stats);
   if (is(kResetStatsName)) return reinterpret_cast<void*>(reset_stats);
   if (is(kSetRowsAfterName)) return reinterpret_cast<void*>(set_rows_after);
+  if (is(kSetSegmentsName)) return reinterpret_cast<void*>(set_segments);
   if (is(kSetObserverName)) return reinterpret_cast<void*>(set_observer);
   return nullptr;
 }

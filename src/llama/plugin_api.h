@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "minference/attention.h"
+#include "minference/segment.h"
 #include "minference/sparse_index.h"
 
 namespace minference::llama_host {
@@ -40,6 +41,13 @@ using ResetStatsFn = void (*)();
 // (tri_shape) treat those of every chunk so. Ignored where sequences share a batch.
 inline constexpr char kSetRowsAfterName[] = "minference_set_rows_after";
 using SetRowsAfterFn = void (*)(std::int64_t rows);
+
+// Modality segments of the prompt whose rows the calling thread computes next, for methods that tell
+// modalities apart; count 0, as at the start: text only. Positions count from the prompt's first token,
+// and none lies behind the rows of minference_set_rows_after. The segments stay the caller's and must
+// stay valid until they are replaced. Ignored where sequences share a batch.
+inline constexpr char kSetSegmentsName[] = "minference_set_segments";
+using SetSegmentsFn = void (*)(const Segment* segments, std::int64_t count);
 
 // One call of causal prompt attention that the plug-in has just made. Everything is valid during
 // the observer's call only, and of the same build of the library as the plug-in.

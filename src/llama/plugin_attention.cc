@@ -161,9 +161,11 @@ class FlashAttention {
 
   MethodContext causal_context(const RowRun& run, const AttentionInput& input) {
     MethodContext result = context();
-    // The hint is of the whole batch: where sequences share it, nothing is known of each.
-    if (run.rows == q_.tokens() && op_->src[0]->ne[3] == 1)
+    // The hints are of the whole batch: where sequences share it, nothing is known of each.
+    if (run.rows == q_.tokens() && op_->src[0]->ne[3] == 1) {
       result.rows_after = {&hints_.rows_after, 1};
+      result.segments = {&hints_.segments, 1};
+    }
     result.state = prompts_.find(layer_, input.k.data);
     result.guard = config_.guard;
     if (hints_.observer.function != nullptr) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "ggml.h"
@@ -39,6 +40,7 @@ struct CallHints {
   int threads = 0;
   std::int64_t rows_after = 0;  // see plugin_api.h
   Observer observer;
+  std::span<const Segment> segments;  // see plugin_api.h
 };
 
 // Computes `op`, which route_operation() took, and adds what it did to `board`. Throws Error: the

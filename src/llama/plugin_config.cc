@@ -178,6 +178,17 @@ std::string json_text(const nlohmann::json& value) {
   return text;
 }
 
+// Names of the methods with a property, joined by "or".
+std::string names_of(bool (Method::*property)() const) {
+  std::string names;
+  for (const Method* method : attention_methods()) {
+    if (!(method->*property)()) continue;
+    names += names.empty() ? "" : " or ";
+    names += method->name();
+  }
+  return names;
+}
+
 }  // namespace
 
 std::span<const Variable> plugin_variables() { return kVariables; }
@@ -205,15 +216,9 @@ PluginConfig config_from_json(const std::string& json) {
   return build(given);
 }
 
-std::string pattern_method_names() {
-  std::string names;
-  for (const Method* method : attention_methods()) {
-    if (!method->takes_patterns()) continue;
-    names += names.empty() ? "" : " or ";
-    names += method->name();
-  }
-  return names;
-}
+std::string pattern_method_names() { return names_of(&Method::takes_patterns); }
+
+std::string segment_method_names() { return names_of(&Method::takes_segments); }
 
 std::string describe(const PluginConfig& config) {
   if (config.stock()) return "attention stock: everything stays with llama.cpp";

@@ -54,6 +54,8 @@ PluginConfig config_from_json(const std::string& json);
 
 // Names of the methods that take a pattern file, joined by "or".
 std::string pattern_method_names();
+// Likewise of those that take modality segments.
+std::string segment_method_names();
 
 // The line that the plug-in prints when it is loaded.
 std::string describe(const PluginConfig& config);

@@ -49,6 +49,7 @@ PluginFunctions load_plugin() {
   functions.stats = reinterpret_cast<StatsFn>(function(kStatsName));
   functions.reset_stats = reinterpret_cast<ResetStatsFn>(function(kResetStatsName));
   functions.set_rows_after = reinterpret_cast<SetRowsAfterFn>(function(kSetRowsAfterName));
+  functions.set_segments = reinterpret_cast<SetSegmentsFn>(function(kSetSegmentsName));
   functions.set_observer = reinterpret_cast<SetObserverFn>(function(kSetObserverName));
   return functions;
 }

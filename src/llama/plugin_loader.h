@@ -24,6 +24,7 @@ struct PluginFunctions {
   StatsFn stats = nullptr;
   ResetStatsFn reset_stats = nullptr;
   SetRowsAfterFn set_rows_after = nullptr;
+  SetSegmentsFn set_segments = nullptr;
   SetObserverFn set_observer = nullptr;
 };
 

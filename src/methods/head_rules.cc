@@ -59,7 +59,8 @@ std::vector<std::int64_t> top_blocks(const float* scores, BlockGrid::Range visib
   return kept;
 }
 
-// Rows of sequence b's prompt that later calls bring, as far as the caller says.
+}  // namespace
+
 std::int64_t rows_after(const AttentionInput& input, const MethodContext& context, std::int64_t b) {
   if (context.rows_after.empty()) return 0;
   const auto size = static_cast<std::int64_t>(context.rows_after.size());
@@ -75,8 +76,6 @@ std::int64_t rows_after(const AttentionInput& input, const MethodContext& contex
   }
   return rows;
 }
-
-}  // namespace
 
 std::int64_t whole_option(const MethodOptions& options, const char* name) {
   return static_cast<std::int64_t>(options.at(name));
@@ -142,29 +141,33 @@ bool budgets_cover_all(std::int64_t vertical, std::int64_t slash, std::int64_t k
   return std::max(vertical, kForcedColumns) >= kv_len || std::max(slash, kForcedOffsets) >= kv_len;
 }
 
-HeadIndex vertical_slash_sets(const LastQEstimate& estimate, std::int64_t vertical,
-                              std::int64_t slash) {
-  // The forced set comes first, the rest of the budget is filled from behind it.
-  const auto select = [](std::span<const float> sums, std::int64_t forced, std::int64_t budget) {
-    budget = std::max(budget, forced);
-    forced = std::min(forced, static_cast<std::int64_t>(sums.size()));
-    std::vector<std::int64_t> kept(forced);
-    for (std::int64_t i = 0; i < forced; ++i) kept[i] = i;
-    for (const std::int64_t i : top_k(sums.subspan(forced), budget - forced)) {
-      kept.push_back(forced + i);
-    }
-    return kept;
-  };
-  HeadIndex head;
-  head.kind = HeadIndex::Kind::kDiagonal;
-  head.columns = select(estimate.columns, kForcedColumns, vertical);
-  const std::vector<std::int64_t> offsets = select(estimate.diagonals, kForcedOffsets, slash);
+std::vector<std::int64_t> forced_and_heaviest(std::span<const float> sums, std::int64_t forced,
+                                              std::int64_t budget) {
+  budget = std::max(budget, forced);
+  forced = std::min(forced, static_cast<std::int64_t>(sums.size()));
+  std::vector<std::int64_t> kept(forced);
+  for (std::int64_t i = 0; i < forced; ++i) kept[i] = i;
+  for (const std::int64_t i : top_k(sums.subspan(forced), budget - forced)) {
+    kept.push_back(forced + i);
+  }
+  return kept;
+}
+
+std::vector<OffsetRun> runs_of(std::span<const std::int64_t> offsets) {
   std::vector<OffsetRun> runs;
   runs.reserve(offsets.size());
   for (const std::int64_t offset : offsets) runs.push_back({offset, offset + 1, 1});
   // Every offset covers whole rows blocks, so offsets closer than a row block overlap: joining them
   // adds no key to a full row block.
-  head.runs = merge_runs(std::move(runs), kRowBlock - 1);
+  return merge_runs(std::move(runs), kRowBlock - 1);
+}
+
+HeadIndex vertical_slash_sets(const LastQEstimate& estimate, std::int64_t vertical,
+                              std::int64_t slash) {
+  HeadIndex head;
+  head.kind = HeadIndex::Kind::kDiagonal;
+  head.columns = forced_and_heaviest(estimate.columns, kForcedColumns, vertical);
+  head.runs = runs_of(forced_and_heaviest(estimate.diagonals, kForcedOffsets, slash));
   return head;
 }
 

@@ -44,6 +44,18 @@ std::vector<MethodOption> triangle_options(double n_init, double n_local, double
 SparseIndex build_triangle(const AttentionInput& input, const AttentionParams& params,
                            const MethodOptions& options, const MethodContext& context);
 
+// Rows of sequence b's prompt that later calls bring, as far as the caller says. Throws
+// InvalidArgument when context.rows_after is malformed.
+std::int64_t rows_after(const AttentionInput& input, const MethodContext& context, std::int64_t b);
+
+// The first `forced` positions and then the heaviest others, max(budget, forced) in all, as far as
+// there are as many; the heaviest ascend.
+std::vector<std::int64_t> forced_and_heaviest(std::span<const float> sums, std::int64_t forced,
+                                              std::int64_t budget);
+
+// The offsets as runs of the diagonal form, joined where that adds no key to a full row block.
+std::vector<OffsetRun> runs_of(std::span<const std::int64_t> offsets);
+
 // The `vertical` heaviest columns and `slash` heaviest offsets of the estimate, in the diagonal
 // form whatever they cover. The forced sets count against the budgets, and a budget below its
 // forced set is raised to it.

@@ -48,6 +48,8 @@ const std::vector<const Method*>& attention_methods() {
                                                      &dilated2_method(),
                                                      &tri_mix_method(),
                                                      &tri_mix_minference_method(),
+                                                     &inf_llm_method(),
+                                                     &mminference_method(),
                                                      &dense_method()};
   return methods;
 }

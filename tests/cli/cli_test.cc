@@ -30,9 +30,9 @@ TEST(Cli, HelpAndVersion) {
 TEST(Cli, ListNamesMethodsAndDefaults) {
   const ProcessResult result = run_cli({"list"});
   EXPECT_EQ(result.exit_code, 0);
-  for (const char* word :
-       {"vertical_slash", "a_shape", "minference", "dense", "stock", "vertical_size",
-        "default 1000", "tri_shape", "static", "alias: strided"}) {
+  for (const char* word : {"vertical_slash", "a_shape", "minference", "dense", "stock",
+                           "vertical_size", "default 1000", "tri_shape", "static", "alias: strided",
+                           "inf_llm", "mminference", "exc_block_size"}) {
     EXPECT_NE(result.out.find(word), std::string::npos) << word;
   }
 }
@@ -86,6 +86,34 @@ TEST(Cli, RunPrintsOneJsonObject) {
   EXPECT_GT(json["mass_recall"], 0.3);
   EXPECT_LE(json["mass_recall"], 1.0);
   EXPECT_TRUE(json["fallbacks"].empty());
+}
+
+// Segments arrive in every prefill step: each step sees the same boundaries of the whole prompt.
+TEST(Cli, SegmentsReachTheMethod) {
+  const std::string prompt = temporary_file("segments.txt", cli_text(4500));
+  const auto kept = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"-f",
+                                          prompt,
+                                          "-n",
+                                          "2",
+                                          "--no-chat",
+                                          "--attn",
+                                          "mminference",
+                                          "--ubatch",
+                                          "512",
+                                          "--attn-opt",
+                                          "vertical_size=40,slash_size=100"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const nlohmann::json json = run_json(arguments);
+    EXPECT_EQ(json["method"], "mminference");
+    EXPECT_TRUE(json["fallbacks"].empty());
+    return json["kept_fraction"].get<double>();
+  };
+  const double text = kept({});
+  EXPECT_LT(text, 0.9);
+  const std::string visual = "20:500:visual,500:600:text,600:1000:visual:100";
+  EXPECT_GT(kept({"--segments", visual, "--attn-opt", "kind=3"}), text);
+  EXPECT_EQ(kept({"--segments", visual, "--attn-opt", "kind=4"}), text);
 }
 
 // The chat template of the model adds the start token, and the tokenizer adds no second one: the

@@ -173,6 +173,28 @@ TEST(Hostile, MethodOptions) {
   expect_refused(run_with({"-p", "Hello", "--attn", "stock", "--attn-opt", "a=1"}), {"stock"});
 }
 
+TEST(Hostile, Segments) {
+  const auto with = [](const std::string& segments) {
+    return run_with({"-p", "One two three four five six", "--no-chat", "--attn", "mminference",
+                     "--segments", segments});
+  };
+  for (const char* text : {"", "1:2", "1:2:visual:3:4", "a:2:visual", "1::visual", "1:2:picture",
+                           "1:2:visual:x", "1.5:2:visual"}) {
+    SCOPED_TRACE(text);
+    expect_refused(with(text), {"begin:end:"});
+  }
+  expect_refused(with("2:4:visual,3:5:visual"), {"segment 1", "[3, 5)", "4", "without overlap"});
+  expect_refused(with("3:5:visual,1:2:visual"), {"segment 1", "[1, 2)", "ascending"});
+  expect_refused(with("3:3:visual"), {"segment 0", "[3, 3)", "begin < end"});
+  expect_refused(with("-1:3:visual"), {"[-1, 3)", "0 <= begin"});
+  expect_refused(with("1:100000:visual"), {"[1, 100000)", "tokens of the prompt"});
+  expect_refused(with("1:3:visual:9"), {"stride of 9", "length, 2"});
+  for (const char* method : {"vertical_slash", "stock"}) {
+    expect_refused(run_with({"-p", "Hello", "--attn", method, "--segments", "0:1:visual"}),
+                   {"mminference", method});
+  }
+}
+
 TEST(Hostile, PatternFiles) {
   const auto with = [](const std::string& path) {
     return run_with({"-p", "Hello", "--pattern", path});

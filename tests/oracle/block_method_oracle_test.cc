@@ -11,6 +11,7 @@
 #include "minference/method.h"
 #include "support/block_oracle.h"
 #include "support/problem.h"
+#include "support/views.h"
 
 namespace minference::test {
 namespace {
@@ -253,12 +254,60 @@ TEST(FlexPrefill, ColumnsDiagonalsAndTheMapHoldGamma) {
   }
 }
 
+TEST(InfLlm, KeepsTheFirstTheNearestAndTheBestOfThePast) {
+  for (const InfLlmRule& rule : {InfLlmRule{0, 1, 1, 4, 64, 128},
+                                 {100, 100, 2, 4, 128, 512},
+                                 {64, 65, 3, 1, 64, 192},
+                                 {1, 200, 1, 1000, 192, 256}}) {
+    SCOPED_TRACE("block " + std::to_string(rule.block_size) + ", topk " +
+                 std::to_string(rule.topk));
+    expect_rule("inf_llm",
+                {{"n_init", static_cast<double>(rule.n_init)},
+                 {"n_local", static_cast<double>(rule.n_local)},
+                 {"topk", static_cast<double>(rule.topk)},
+                 {"repr_topk", static_cast<double>(rule.repr_topk)},
+                 {"block_size", static_cast<double>(rule.block_size)},
+                 {"exc_block_size", static_cast<double>(rule.exc_block_size)}},
+                [&](const auto& input, const auto& params, std::int64_t b, std::int64_t h) {
+                  return inf_llm_rule(input, params, b, h, rule);
+                });
+  }
+}
+
+// Chunks of whole execution blocks keep what the whole prompt does.
+TEST(InfLlm, ChunksKeepWhatTheWholePromptKeeps) {
+  Case c = cases()[0];
+  c.q_len = 1100;
+  const Problem problem = make_problem(c);
+  const Method& method = find_method("inf_llm");
+  const MethodOptions options = resolve_options(
+      method, {{"n_init", 64}, {"n_local", 150}, {"topk", 2}, {"exc_block_size", 128}});
+  const SparseIndex whole = build("inf_llm", problem, options);
+  for (std::int64_t begin = 0; begin < c.q_len; begin += 256) {
+    const std::int64_t rows = std::min<std::int64_t>(256, c.q_len - begin);
+    const AttentionInput part = part_of(problem.input(), 0, begin, rows, begin + rows);
+    const SparseIndex index = method.build_index(part, problem.params, options, {});
+    for (std::int64_t h = 0; h < c.q_heads; ++h) {
+      const std::vector<std::uint8_t> expected =
+          explicit_mask(problem.input(), problem.params, 0, h, &whole);
+      const std::vector<std::uint8_t> kept = explicit_mask(part, problem.params, 0, h, &index);
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t key = 0; key < begin + rows; ++key) {
+          ASSERT_EQ(kept[row * (begin + rows) + key], expected[(begin + row) * c.q_len + key])
+              << "head " << h << ", row " << begin + row << ", key " << key;
+        }
+      }
+    }
+  }
+}
+
 TEST(BlockMethods, AttentionOverTheIndexMatchesTheReference) {
   for (const auto& [method, options] :
        {std::pair<const char*, MethodOptions>{"block_sparse", {{"top_k", 4}}},
         {"flexprefill", {{"gamma", 0.5}, {"block_size", 64}}},
         {"flexprefill", {{"gamma", 0.5}, {"tau", 1}}},
-        {"xattention", {{"threshold", 0.5}}}}) {
+        {"xattention", {{"threshold", 0.5}}},
+        {"inf_llm", {{"n_init", 64}, {"n_local", 64}, {"topk", 1}, {"exc_block_size", 64}}}}) {
     Case c = cases()[5];
     const Problem problem = make_problem(c);
     const AttentionInput input = problem.input();

@@ -54,7 +54,8 @@ TEST(PlantedKey, IsInABlockOfEveryRow) {
       }
       for (const Setting& setting :
            {Setting{"block_sparse", {{"top_k", 4}}}, Setting{"flexprefill", {{"gamma", 0.5}}},
-            Setting{"xattention", {{"threshold", 0.5}}}}) {
+            Setting{"xattention", {{"threshold", 0.5}}},
+            Setting{"inf_llm", {{"n_local", 128}, {"topk", 1}}}}) {
         SCOPED_TRACE(setting.first);
         const SparseIndex index = build(setting, problem);
         for (std::int64_t h = 0; h < q_heads; ++h) {
@@ -104,6 +105,11 @@ TEST(BlockBudgets, MoreNeverKeepsLess) {
       expect_monotone({"flexprefill", {{"block_size", block_size}, {"tau", tau}}}, "gamma", shares);
     }
   }
+  const MethodOptions inf_llm{
+      {"n_init", 0}, {"n_local", 100}, {"topk", 1}, {"block_size", 64}, {"exc_block_size", 128}};
+  expect_monotone({"inf_llm", inf_llm}, "topk", {1, 2, 3, 5, 8, 12, 17, 1000});
+  expect_monotone({"inf_llm", inf_llm}, "n_init", {0, 1, 64, 65, 200, 500, 900, 1100});
+  expect_monotone({"inf_llm", inf_llm}, "n_local", {1, 64, 65, 200, 500, 900, 1100});
   expect_monotone({"flexprefill", {{"gamma", 0}, {"block_size", 64}}}, "min_budget",
                   {0, 64, 65, 200, 400, 700, 1000, 1100});
   expect_monotone({"flexprefill", {{"gamma", 1}, {"block_size", 64}, {"tau", 0}}}, "max_budget",
@@ -117,6 +123,7 @@ const std::vector<Setting>& smallest() {
       {"flexprefill", {{"gamma", 0}, {"tau", 1}, {"block_size", 64}}},
       {"xattention", {{"threshold", 0}}},
       {"xattention", {{"threshold", 0}, {"block_size", 64}}},
+      {"inf_llm", {{"n_init", 1}, {"n_local", 1}, {"topk", 1}, {"block_size", 64}}},
   };
   return settings;
 }
@@ -144,8 +151,9 @@ TEST(BlockBudgets, EveryRowKeepsItsOwnKeyAndTheFirst) {
 }
 
 TEST(BlockBudgets, LargerThanTheTextAreDense) {
-  for (const Setting& setting : {Setting{"block_sparse", {}}, Setting{"flexprefill", {}},
-                                 Setting{"xattention", {{"threshold", 1}}}}) {
+  for (const Setting& setting :
+       {Setting{"block_sparse", {}}, Setting{"flexprefill", {}},
+        Setting{"xattention", {{"threshold", 1}}}, Setting{"inf_llm", {}}}) {
     for (std::int64_t length = 1; length <= 70; ++length) {
       Case c;
       c.q_len = length;
@@ -165,6 +173,7 @@ const std::vector<Setting>& typical() {
       {"flexprefill", {{"gamma", 0.6}}},
       {"flexprefill", {{"gamma", 0.6}, {"tau", 1}}},
       {"xattention", {{"threshold", 0.7}}},
+      {"inf_llm", {{"n_local", 130}, {"topk", 1}, {"exc_block_size", 128}}},
   };
   return settings;
 }

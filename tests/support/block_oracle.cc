@@ -351,6 +351,61 @@ ExpectedBlocks flexprefill_rule(const AttentionInput& input, const AttentionPara
   return expected;
 }
 
+ExpectedBlocks inf_llm_rule(const AttentionInput& input, const AttentionParams& params,
+                            std::int64_t b, std::int64_t h, const InfLlmRule& rule) {
+  const Head head(input, params, b, h);
+  const std::int64_t size = rule.block_size;
+  const std::int64_t blocks = blocks_of(head.kv_len, size);
+  ExpectedBlocks expected{64, {}, {}};
+  for (std::int64_t first = 0; first < head.q_len; first += rule.exc_block_size) {
+    const std::int64_t end = std::min(first + rule.exc_block_size, head.q_len);
+    const std::vector<double> query = head.mean_q(first, end);
+    // The past: no initial key, none of the first row's n_local nearest, not all behind its window.
+    std::vector<bool> kept(blocks, true);
+    std::vector<double> relevance(blocks, -kInfinity);
+    for (std::int64_t n = 0; n < blocks; ++n) {
+      bool past = n * size >= rule.n_init;
+      bool seen = false;
+      std::vector<double> scores;
+      for (std::int64_t key = n * size; key < (n + 1) * size && past; ++key) {
+        past = head.position(first) - key >= rule.n_local;
+        if (!past) break;
+        seen = seen || head.sees(first, key);
+        double product = 0;
+        for (std::int64_t d = 0; d < head.dim(); ++d) product += query[d] * head.k(key, d);
+        scores.push_back(head.score(product));
+      }
+      if (!past || !seen) continue;
+      kept[n] = false;
+      std::sort(scores.rbegin(), scores.rend());
+      const std::int64_t count = std::min(rule.repr_topk, size);
+      relevance[n] =
+          std::accumulate(scores.begin(), scores.begin() + count, 0.0) / static_cast<double>(count);
+    }
+    double margin = kInfinity;
+    double last = kInfinity;
+    std::int64_t taken = 0;
+    for (const std::int64_t n : falling(relevance)) {
+      if (kept[n]) continue;
+      if (taken == rule.topk) {
+        margin = last - relevance[n];
+        break;
+      }
+      kept[n] = true;
+      last = relevance[n];
+      ++taken;
+    }
+    for (std::int64_t row = first; row < end; row += 64) {
+      expected.margin.push_back(margin);
+      expected.kept.emplace_back();
+      for (std::int64_t key = 0; key < head.kv_len; key += 64) {
+        expected.kept.back().push_back(kept[key / size]);
+      }
+    }
+  }
+  return expected;
+}
+
 double expect_kept(const HeadIndex& head, const ExpectedBlocks& expected,
                    const AttentionInput& input, const AttentionParams& params, std::int64_t b,
                    double tolerance) {

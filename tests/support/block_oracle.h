@@ -39,6 +39,17 @@ struct FlexPrefillRule {
 ExpectedBlocks flexprefill_rule(const AttentionInput& input, const AttentionParams& params,
                                 std::int64_t b, std::int64_t h, const FlexPrefillRule& rule);
 
+struct InfLlmRule {
+  std::int64_t n_init = 128;
+  std::int64_t n_local = 4096;
+  std::int64_t topk = 16;
+  std::int64_t repr_topk = 4;
+  std::int64_t block_size = 128;
+  std::int64_t exc_block_size = 512;
+};
+ExpectedBlocks inf_llm_rule(const AttentionInput& input, const AttentionParams& params,
+                            std::int64_t b, std::int64_t h, const InfLlmRule& rule);
+
 // Expects that the head keeps what the rule says of each row block whose margin exceeds `tolerance`,
 // as far as a row may see it, and nothing else. Returns the share of row blocks that were compared.
 double expect_kept(const HeadIndex& head, const ExpectedBlocks& expected,

@@ -36,7 +36,7 @@ TEST(Methods, AreFoundByTheirNames) {
   EXPECT_EQ(names.size(), attention_methods().size());
   for (const char* name : {"auto", "dense", "minference", "vertical_slash", "static", "a_shape",
                            "tri_shape", "dilated1", "dilated2", "tri_mix", "tri_mix_minference",
-                           "block_sparse", "flexprefill", "xattention"}) {
+                           "block_sparse", "flexprefill", "xattention", "inf_llm", "mminference"}) {
     EXPECT_EQ(names.count(name), 1U) << name;
   }
 }
@@ -94,6 +94,12 @@ TEST(Methods, PublishedDefaults) {
                                                                             {"block_size", 128}}));
   EXPECT_EQ(resolve_options(find_method("xattention"), {}),
             (MethodOptions{{"stride", 8}, {"threshold", 0.9}, {"block_size", 128}, {"norm", 1}}));
+  EXPECT_EQ(resolve_options(find_method("inf_llm"), {}), (MethodOptions{{"n_init", 128},
+                                                                        {"n_local", 4096},
+                                                                        {"topk", 16},
+                                                                        {"repr_topk", 4},
+                                                                        {"block_size", 128},
+                                                                        {"exc_block_size", 512}}));
   EXPECT_EQ(resolve_options(find_method("static"), {}), vertical_slash);
   EXPECT_EQ(resolve_options(find_method("tri_shape"), {}),
             (MethodOptions{{"n_init", 128}, {"n_local", 3968}, {"n_last", 100}}));

@@ -1,0 +1,40 @@
+// Grid lines: the period and the phase at which the heavy columns of a visual segment lie.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "index/last_q.h"
+
+namespace minference {
+
+// Tokens begin, begin + stride, ... below end.
+struct GridLines {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t stride = 1;
+
+  bool contains(std::int64_t token) const {
+    return token >= begin && token < end && (token - begin) % stride == 0;
+  }
+};
+
+struct GridSearch {
+  std::int64_t min_stride = 1;
+  std::int64_t max_stride = 1;
+  std::int64_t columns = 1;  // heaviest ones that are folded
+};
+
+// Lines of the segment whose tokens are `segment`: the heaviest of columns[region] are folded by
+// each candidate stride, from the segment's first token on, and the stride and phase win whose sum
+// exceeds that of an even spread, all mass / stride, by most; of equal ones the smaller stride, then
+// the smaller phase. Candidates are strides from min_stride to max_stride of which the region holds
+// four periods or, if it is known, `stride` alone. None without a candidate or mass.
+// columns: [kv_len] sums of an estimate. region: part of the segment.
+// Source: MMInference (arXiv 2504.16083) §3.2, algorithm 1.
+std::optional<GridLines> find_grid_lines(std::span<const float> columns, TokenRange segment,
+                                         TokenRange region, std::int64_t stride,
+                                         const GridSearch& search);
+
+}  // namespace minference
