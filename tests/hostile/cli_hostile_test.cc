@@ -14,18 +14,6 @@
 namespace minference::testing {
 namespace {
 
-// One line on standard error that holds every one of `parts`, nothing on standard output, exit 2.
-void expect_refused(const ProcessResult& result, const std::vector<std::string>& parts) {
-  EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_EQ(result.out, "");
-  EXPECT_EQ(result.err.find("minference: error: "), 0U) << result.err;
-  EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << result.err;
-  for (const std::string& part : parts) {
-    EXPECT_NE(result.err.find(part), std::string::npos)
-        << "'" << part << "' is not in: " << result.err;
-  }
-}
-
 ProcessResult run_with(std::vector<std::string> arguments, const ProcessOptions& options = {}) {
   arguments.insert(arguments.begin(), {"run", "-m", cli_model()});
   return run_cli(arguments, options);

@@ -1,6 +1,8 @@
 // The built command line in tests.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -30,6 +32,18 @@ inline std::string cli_text(std::size_t bytes) {
   std::stringstream text;
   text << file.rdbuf();
   return text.str().substr(0, bytes);
+}
+
+// One line on standard error that holds every one of `parts`, nothing on standard output, exit 2.
+inline void expect_refused(const ProcessResult& result, const std::vector<std::string>& parts) {
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err.find("minference: error: "), 0U) << result.err;
+  EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << result.err;
+  for (const std::string& part : parts) {
+    EXPECT_NE(result.err.find(part), std::string::npos)
+        << "'" << part << "' is not in: " << result.err;
+  }
 }
 
 }  // namespace minference::testing
