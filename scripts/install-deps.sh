@@ -5,7 +5,7 @@
 set -eu
 
 packages="cmake ninja-build g++ ccache nlohmann-json3-dev libcli11-dev libgtest-dev
-python3"
+libpng-dev python3"
 case "${1-}" in
   "") ;;
   aarch64) packages="$packages g++-aarch64-linux-gnu libc6-dev-arm64-cross googletest qemu-user" ;;

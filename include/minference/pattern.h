@@ -17,6 +17,9 @@ struct HeadPattern {
   double score = 0.0;            // what the search recorded; informational
 };
 
+// The name of a kind in pattern files.
+const char* pattern_kind_name(HeadPattern::Kind kind);
+
 // A parsed file: a JSON array with one object per layer, each mapping the head number (a string) to
 // [type, vertical, slash, score]; types are "vertical_and_slash", "stream_llm" and "block_sparse".
 // Heads that the file leaves out have the default pattern.

@@ -250,6 +250,26 @@ bool VisibleKeys::next_columns(Tile& tile) {
   return false;
 }
 
+void VisibleKeys::mark_row(const SequenceGeometry& geometry, const HeadIndex* head,
+                           std::int64_t row, std::uint64_t* bits) {
+  Tile tile;
+  const auto set = [&](std::int64_t key) { bits[key / kWord] |= 1ULL << (key % kWord); };
+  const auto visible = [&](std::int64_t c) {
+    return tile.mask == nullptr || (tile.mask[0] >> c & 1U) != 0;
+  };
+  start(geometry, head, row, row + 1);
+  while (next_keys(tile)) {
+    for (std::int64_t c = 0; c < tile.count; ++c) {
+      if (visible(c)) set(tile.begin + c);
+    }
+  }
+  while (next_columns(tile)) {
+    for (std::int64_t c = 0; c < tile.count; ++c) {
+      if (visible(c)) set(head->columns[tile.begin + c]);
+    }
+  }
+}
+
 void mark_needed_keys(const SequenceGeometry& geometry, const HeadIndex* head,
                       std::vector<std::uint8_t>& needed) {
   const auto mark = [&](std::int64_t begin, std::int64_t end) {

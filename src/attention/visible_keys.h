@@ -4,6 +4,7 @@
 // tiles. Executors and the guard consume the tiles and know none of these rules.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -51,6 +52,11 @@ class VisibleKeys {
   // Then the next tile of the head's gathered columns, without keys that next_keys() gave.
   bool next_columns(Tile& tile);
 
+  // Starts anew with one row, and sets the bits of the keys that it sees: bit j % 64 of bits[j / 64]
+  // for key j. Needs one word more than the keys fill.
+  void mark_row(const SequenceGeometry& geometry, const HeadIndex* head, std::int64_t row,
+                std::uint64_t* bits);
+
  private:
   void mark_block_keys();
   std::uint64_t marked(std::int64_t key) const;
@@ -73,6 +79,21 @@ class VisibleKeys {
 // Marks, in units of 64 keys, the key blocks that next_keys() can give for any row of the sequence.
 void mark_needed_keys(const SequenceGeometry& geometry, const HeadIndex* head,
                       std::vector<std::uint8_t>& needed);
+
+// Cuts rows [row_begin, row_end) into ranges that VisibleKeys::start() takes with this head, and
+// calls visit(begin, end) for each.
+template <class Visit>
+void for_each_row_block(const SequenceGeometry& geometry, const HeadIndex* head,
+                        std::int64_t row_begin, std::int64_t row_end, Visit&& visit) {
+  const std::int64_t dense_from =
+      head == nullptr ? row_end : geometry.q_len - head->dense_last_rows;
+  for (std::int64_t row = row_begin; row < row_end;) {
+    std::int64_t end = std::min((row / kRowBlock + 1) * kRowBlock, row_end);
+    if (row < dense_from) end = std::min(end, dense_from);
+    visit(row, end);
+    row = end;
+  }
+}
 
 // The head's index, null when it is dense.
 inline const HeadIndex* sparse_head(const SparseIndex* index, std::int64_t b, std::int64_t h) {

@@ -7,10 +7,10 @@
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/model_prompt.h"
 #include "cli/model_run.h"
 #include "cli/options.h"
 #include "cli/progress.h"
-#include "cli/prompt_file.h"
 #include "cli/prompt_lines.h"
 #include "cli/segment_option.h"
 #include "cli/stop_signal.h"
@@ -27,11 +27,8 @@ using llama_host::PluginTotals;
 
 struct RunOptions {
   ModelOptions model;
-  std::string prompt;
-  std::string prompt_file;
+  PromptOptions prompt;
   std::string prompts;  // file of many
-  std::string system;
-  bool no_chat = false;
   std::vector<std::string> segments;
   std::int64_t tokens = 64;
   llama_host::SamplingOptions sampling;
@@ -56,25 +53,20 @@ struct RunResult {
   std::optional<PluginTotals> totals;
 };
 
-std::vector<PromptLine> read_prompts(const RunOptions& options) {
+std::vector<PromptLine> read_prompts(const CLI::App& command, const RunOptions& options) {
   if (options.many()) return read_prompt_lines(options.prompts);
   PromptLine line;
-  if (options.prompt_file.empty()) {
-    check_prompt(options.prompt, "the prompt");
-    line.prompt = options.prompt;
-  } else {
-    line.prompt = read_prompt_file(options.prompt_file);
-  }
+  line.prompt = read_prompt(command, options.prompt);
   return {std::move(line)};
 }
 
 bool wants_chat(const RunOptions& options, const PromptLine& line) {
-  return line.chat.value_or(!options.no_chat);
+  return line.chat.value_or(!options.prompt.no_chat);
 }
 
 std::string render(const Engine& engine, const RunOptions& options, const PromptLine& line) {
   if (!wants_chat(options, line) || !engine.model().has_chat_template) return line.prompt;
-  return engine.apply_chat_template(line.system.value_or(options.system), line.prompt);
+  return engine.apply_chat_template(line.system.value_or(options.prompt.system), line.prompt);
 }
 
 // Says which of many prompts an error is about.
@@ -88,24 +80,15 @@ void check_request(const RunOptions& options, const Request& request, const Chec
   }
 }
 
-// Room for the prompt and the answer, as far as the model was trained for it.
-std::int64_t context_for(const Engine& engine, const Request& request) {
-  const auto prompt = static_cast<std::int64_t>(request.tokens.size());
-  const std::int64_t trained = engine.model().trained_context;
-  if (prompt > trained) {
-    throw InvalidArgument("the prompt has " + std::to_string(prompt) + " tokens, " +
-                          engine.model().name + " was trained for a context of " +
-                          std::to_string(trained) + "; -c sets a larger one");
-  }
-  return std::min(prompt + request.answer_tokens, trained);
-}
-
 // One context that holds each of the prompts, checked before the first is computed.
 void open_context(Engine& engine, const RunOptions& options, const std::vector<Request>& requests) {
   std::int64_t size = options.model.context;
   if (size == 0) {
     for (const Request& request : requests) {
-      check_request(options, request, [&] { size = std::max(size, context_for(engine, request)); });
+      check_request(options, request, [&] {
+        const auto prompt = static_cast<std::int64_t>(request.tokens.size());
+        size = std::max(size, context_for(engine, prompt, request.answer_tokens));
+      });
     }
   }
   engine.open_context(size);
@@ -229,12 +212,12 @@ void answer(Engine& engine, const RunOptions& options, const Request& request) {
   }
 }
 
-int run(const RunOptions& options) {
+int run(const CLI::App& command, const RunOptions& options) {
   const std::atomic<bool>& stop = install_stop_signal();
   llama_host::check_model_file(options.model.model);
   std::vector<Segment> segments = parse_segments(options.segments);
   std::vector<Request> requests;
-  for (PromptLine& line : read_prompts(options)) {
+  for (PromptLine& line : read_prompts(command, options)) {
     const std::int64_t tokens = line.tokens.value_or(options.tokens);
     requests.push_back({std::move(line), {}, tokens});
   }
@@ -270,18 +253,15 @@ void add_run(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "Answer a prompt, or many");
   add_model_options(*command, options->model);
-  CLI::Option* file =
-      command->add_option("-f,--file", options->prompt_file, "Prompt file; - is standard input");
-  CLI::Option* text =
-      command->add_option("-p,--prompt", options->prompt, "Prompt text")->excludes(file);
+  add_prompt_options(*command, options->prompt);
   CLI::Option* many =
       command
           ->add_option(
               "--prompts", options->prompts,
               "File of many prompts, - is standard input: a JSON object a line with prompt "
               "and,\nif wanted, id, tokens, system, chat; prints a JSON object for each")
-          ->excludes(file)
-          ->excludes(text);
+          ->excludes(command->get_option("-f"))
+          ->excludes(command->get_option("-p"));
   command->add_option("-n,--tokens", options->tokens, "Most tokens of the answer")
       ->check(integer_between(1, kMaxAnswerTokens))
       ->capture_default_str();
@@ -297,8 +277,6 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")
       ->check(integer_between(0, 0xFFFFFFFFLL))
       ->capture_default_str();
-  command->add_flag("--no-chat", options->no_chat, "Use the prompt without the chat template");
-  command->add_option("--system", options->system, "System message of the chat template");
   command
       ->add_option(
           "--segments", options->segments,
@@ -321,12 +299,7 @@ void add_run(CLI::App& app, int& exit_code) {
       "      --segments 35:8227:visual:256\n"
       "  minference run -m model.gguf -p 'Hello' --attn stock --json\n"
       "  minference run -m model.gguf --prompts questions.jsonl > answers.jsonl");
-  command->callback([options, command, &exit_code] {
-    if (command->count("-f") + command->count("-p") + command->count("--prompts") == 0) {
-      throw InvalidArgument("run needs a prompt: -p text, -f file, -f - or --prompts file");
-    }
-    exit_code = run(*options);
-  });
+  command->callback([options, command, &exit_code] { exit_code = run(*command, *options); });
 }
 
 }  // namespace minference::cli

@@ -32,26 +32,6 @@ struct RowBits {
   }
 };
 
-void collect(const SequenceGeometry& geometry, const HeadIndex* head, std::int64_t row,
-             VisibleKeys& keys, std::uint64_t* bits) {
-  VisibleKeys::Tile tile;
-  const auto set = [&](std::int64_t key) { bits[key / 64] |= 1ULL << (key % 64); };
-  const auto visible = [&](std::int64_t c) {
-    return tile.mask == nullptr || (tile.mask[0] >> c & 1U) != 0;
-  };
-  keys.start(geometry, head, row, row + 1);
-  while (keys.next_keys(tile)) {
-    for (std::int64_t c = 0; c < tile.count; ++c) {
-      if (visible(c)) set(tile.begin + c);
-    }
-  }
-  while (keys.next_columns(tile)) {
-    for (std::int64_t c = 0; c < tile.count; ++c) {
-      if (visible(c)) set(head->columns[tile.begin + c]);
-    }
-  }
-}
-
 struct Worker {
   RowBlockScratch all;
   RowBlockScratch kept;
@@ -76,8 +56,8 @@ double head_recall(const KernelTable& kernels, const AttentionInput& input,
   worker.bits.reset(rows, geometry.kv_len);
   const std::int64_t words = worker.bits.words;
   for (std::int64_t i = 0; i < rows; ++i) {
-    collect(geometry, nullptr, row_at(i), worker.visible, worker.bits.visible.data() + i * words);
-    collect(geometry, head, row_at(i), worker.visible, worker.bits.kept.data() + i * words);
+    worker.visible.mark_row(geometry, nullptr, row_at(i), worker.bits.visible.data() + i * words);
+    worker.visible.mark_row(geometry, head, row_at(i), worker.bits.kept.data() + i * words);
   }
 
   // Two sums of exponentials over the same scores, under the two masks.

@@ -434,6 +434,7 @@ std::optional<PluginTotals> Engine::plugin_totals() const {
   totals.guard_seconds = json.at("guard_seconds").get<double>();
   if (!json.at("mass_recall").is_null()) totals.mass_recall = json.at("mass_recall").get<double>();
   totals.index_seconds = json.at("index_seconds").get<double>();
+  totals.kernel_seconds = json.at("kernel_seconds").get<double>();
   totals.attention_seconds = json.at("total_seconds").get<double>();
   totals.linear_seconds = json.at("linear_seconds").get<double>();
   totals.fallbacks = json.at("fallbacks").get<std::map<std::string, std::int64_t>>();

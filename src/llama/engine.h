@@ -76,6 +76,7 @@ struct PluginTotals {
   std::optional<double> kept_fraction;  // empty: nothing ran
   std::optional<double> mass_recall;
   double index_seconds = 0;
+  double kernel_seconds = 0;
   double guard_seconds = 0;
   double attention_seconds = 0;  // everything: mask, index, kernels
   double linear_seconds = 0;     // matrix products

@@ -119,6 +119,12 @@ HeadPattern parse_head(const json& value, const std::string& where) {
 
 }  // namespace
 
+const char* pattern_kind_name(HeadPattern::Kind kind) {
+  return std::find_if(std::begin(kTypes), std::end(kTypes),
+                      [kind](const auto& type) { return type.second == kind; })
+      ->first;
+}
+
 PatternFile PatternFile::load(const std::string& path) {
   // Opening a folder succeeds and reading from it fails without a reason, so it is told apart here.
   std::error_code ignored;
