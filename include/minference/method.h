@@ -48,7 +48,8 @@ struct MethodContext {
   // Rows of the same prompt that later calls bring, [batch], or empty where that is not known: then
   // every chunk counts as the last one.
   std::span<const std::int64_t> rows_after;
-  MethodState* state = nullptr;  // null: calls share nothing; only one method needs it
+  // null: calls share nothing, so that each chunk is estimated anew; only `static` needs one.
+  MethodState* state = nullptr;
   GuardOptions guard;
   // Shown the index that was used, guard included, after the attention over it; may be empty.
   std::function<void(const SparseIndex&)> on_index;

@@ -9,15 +9,6 @@ namespace {
 constexpr std::int64_t kWord = 64;
 constexpr std::int64_t kGranule = kRunGranule;
 
-// Bits of [begin, end) in a word whose bit 0 is `key`.
-std::uint64_t range_bits(std::int64_t begin, std::int64_t end, std::int64_t key) {
-  const std::int64_t low = std::max<std::int64_t>(begin - key, 0);
-  const std::int64_t high = std::min<std::int64_t>(end - key, kWord);
-  if (low >= high) return 0;
-  const std::uint64_t upto = high == kWord ? ~0ULL : (1ULL << high) - 1;
-  return upto & ~((1ULL << low) - 1);
-}
-
 // Bits 0, stride, 2 * stride, ... of a word.
 std::uint64_t every_bit(std::int64_t stride) {
   std::uint64_t bits = 1;

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "attention/cpu/row_block_scratch.h"
-#include "attention/cpu/row_source.h"
 #include "attention/precision.h"
 #include "attention/visible_keys.h"
 #include "core/parallel.h"
+#include "index/packed_keys.h"
 
 namespace minference {
 namespace {
@@ -21,41 +21,41 @@ using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU 
 struct Worker {
   RowBlockScratch rows;
   VisibleKeys visible;
-  AlignedBuffer<std::byte> keys;       // one packed tile
-  AlignedBuffer<float> probabilities;  // [kTileRows][kBatchKeys]
+  AlignedBuffer<float> probabilities;  // [kTileRows][kProbabilityStride]
   std::vector<float> columns;
   std::vector<float> diagonals;  // entry i: offset kv_len - 1 - i
 
   Worker(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
-      : rows(kernels, input, params, 0),
-        keys(kTileKeys * rows.block.dim * kernels.element_size),
-        probabilities(kTileRows * kBatchKeys) {}
+      : rows(kernels, input, params, 0), probabilities(kTileRows * kProbabilityStride) {}
 };
 
 // Adds the probabilities of rows [first_row, first_row + rows), at most kTileRows, to the sums.
-void add_rows(const KernelTable& kernels, const AttentionInput& input,
-              const SequenceGeometry& geometry, std::int64_t b, std::int64_t h,
+void add_rows(const KernelTable& kernels, const PackedKeys& packed, std::int64_t b, std::int64_t h,
               std::int64_t first_row, std::int64_t rows, Worker& worker) {
+  const SequenceGeometry& geometry = packed.geometry()[b];
   RowBlock& block = worker.rows.block;
+  KeyBatch& keys = worker.rows.keys;
   worker.rows.load(b, h, rows, [&](std::int64_t i) { return first_row + i; });
-  const RowSource source(input, input.k, b, h / (input.q.heads() / input.k.heads()));
-  // The rows may straddle two row blocks of an index, which do not matter without an index.
-  const auto for_each_tile = [&](auto&& visit) {
+  // Calls visit(first key) for batches of keys. The rows may straddle two row blocks of an index,
+  // which do not matter without an index; then there is no gap between tiles either.
+  const auto for_each_batch = [&](auto&& visit) {
     VisibleKeys::Tile tile;
+    std::int64_t begin = 0;
+    keys.clear();
     worker.visible.start(geometry, nullptr, first_row, first_row + rows);
     while (worker.visible.next_keys(tile)) {
-      const void* addresses[kTileKeys];
-      const std::int64_t count = std::min(tile.count, geometry.kv_len - tile.begin);
-      source.rows(tile.begin, count, addresses);
-      kernels.pack_keys(addresses, input.k.dtype, count, input.k.dim(), block.dim,
-                        worker.keys.data());
-      worker.rows.load_keys(worker.keys.data(), count, tile.mask);
-      visit(tile);
+      if (!keys.fits(tile.count)) {
+        visit(begin);
+        keys.clear();
+      }
+      if (keys.granules == 0) begin = tile.begin;
+      keys.add(packed.keys(b, h, tile.begin), packed.granule_bytes(), nullptr, 0, tile.count,
+               tile.mask, rows);
     }
+    if (keys.granules > 0) visit(begin);
   };
 
-  for_each_tile(
-      [&](const VisibleKeys::Tile&) { kernels.sum_exponentials(block, worker.rows.keys); });
+  for_each_batch([&](std::int64_t) { kernels.sum_exponentials(block, keys); });
   float log_sum[kTileRows];
   for (std::int64_t r = 0; r < rows; ++r) {
     const float sum = kernels.row_sum(block, r);
@@ -64,23 +64,24 @@ void add_rows(const KernelTable& kernels, const AttentionInput& input,
   }
   // Row r at key c has offset kv_len - q_len + first_row + r - c, that is entry c - r + entry_of_0.
   const std::int64_t entry_of_0 = geometry.q_len - 1 - first_row;
-  for_each_tile([&](const VisibleKeys::Tile& tile) {
+  for_each_batch([&](std::int64_t begin) {
     float* probabilities = worker.probabilities.data();
-    kernels.probabilities(block, worker.rows.keys, log_sum, probabilities);
-    kernels.add_sums(probabilities, rows, tile.count, worker.columns.data() + tile.begin,
-                     worker.diagonals.data() + tile.begin + entry_of_0);
+    kernels.probabilities(block, keys, log_sum, probabilities);
+    kernels.add_sums(probabilities, rows, keys.granules * kKeyGranule,
+                     worker.columns.data() + begin, worker.diagonals.data() + begin + entry_of_0);
   });
 }
 
-void estimate_head(const KernelTable& kernels, const AttentionInput& input,
-                   const SequenceGeometry& geometry, std::int64_t last_q, Worker& worker,
-                   LastQEstimate& estimate) {
+void estimate_head(const KernelTable& kernels, const PackedKeys& packed, std::int64_t last_q,
+                   Worker& worker, LastQEstimate& estimate) {
+  const SequenceGeometry& geometry = packed.geometry()[estimate.b];
+  last_q = std::min(last_q, geometry.q_len);
   const std::int64_t kv_len = geometry.kv_len;
   worker.columns.assign(kv_len + kTileKeys, 0.0F);
   worker.diagonals.assign(kv_len + last_q + kTileKeys, 0.0F);
   kernels.enter();
   for (std::int64_t row = geometry.q_len - last_q; row < geometry.q_len; row += kTileRows) {
-    add_rows(kernels, input, geometry, estimate.b, estimate.h, row,
+    add_rows(kernels, packed, estimate.b, estimate.h, row,
              std::min(kTileRows, geometry.q_len - row), worker);
   }
   kernels.leave();
@@ -98,20 +99,18 @@ void estimate_last_q(const AttentionInput& input, const AttentionParams& params,
                      std::int64_t last_q, std::span<const std::uint8_t> wanted,
                      const std::function<void(const LastQEstimate&)>& consume) {
   const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
-  std::vector<SequenceGeometry> geometry;
-  for (std::int64_t b = 0; b < input.q.batch(); ++b) geometry.emplace_back(input, params, b);
+  PackedKeys packed(kernels, input, params, last_q);
   std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
-  parallel_for(input.q.batch() * input.q.heads(), params.threads, [&](std::int64_t i, int thread) {
-    if (wanted[i] == 0) return;
-    LastQEstimate estimate;
-    estimate.b = i / input.q.heads();
-    estimate.h = i % input.q.heads();
-    const SequenceGeometry& sequence = geometry[estimate.b];
-    if (sequence.q_len == 0 || sequence.kv_len == 0) return;
-    if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-    estimate_head(kernels, input, sequence, std::min(last_q, sequence.q_len), *workers[thread],
-                  estimate);
-    consume(estimate);
+  packed.in_waves(wanted, [&](std::span<const std::int64_t> heads) {
+    parallel_for(static_cast<std::int64_t>(heads.size()), params.threads,
+                 [&](std::int64_t i, int thread) {
+                   LastQEstimate estimate;
+                   estimate.b = heads[i] / input.q.heads();
+                   estimate.h = heads[i] % input.q.heads();
+                   if (!workers[thread]) workers[thread].emplace(kernels, input, params);
+                   estimate_head(kernels, packed, last_q, *workers[thread], estimate);
+                   consume(estimate);
+                 });
   });
 }
 
