@@ -7,6 +7,7 @@
 
 #include "attention/cpu/executor.h"
 #include "bench/attention_problem.h"
+#include "bench/index_cost.h"
 #include "bench/report.h"
 #include "bench/sparse_shapes.h"
 #include "bench/timing.h"
@@ -274,7 +275,14 @@ std::vector<CLI::Option*> add_attention_options(CLI::App& app, AttentionBench& b
           app.add_option("--kept", bench.kept_percent,
                          "Also measure an index of columns and diagonals, and one of blocks, that "
                          "keep about this many % of the causal area")
-              ->check(CLI::Range(0.1, 100.0))};
+              ->check(CLI::Range(0.1, 100.0)),
+          app.add_flag("--index-cost", bench.index_cost,
+                       "Instead of kernels, measure what the index of each method and the guard "
+                       "cost in chunked prefill, beside dense attention"),
+          app.add_option("--chunk", bench.chunks, "Rows of a prefill step, for --index-cost")
+              ->delimiter(',')
+              ->check(CLI::Range(64, 1 << 20))
+              ->capture_default_str()};
 }
 
 nlohmann::ordered_json run_attention_bench(const AttentionBench& bench, std::FILE* table) {
@@ -290,6 +298,13 @@ nlohmann::ordered_json run_attention_bench(const AttentionBench& bench, std::FIL
   MethodOptions given;
   for (const std::string& option : bench.method_options) parse_option(option, given);
   resolve_options(find_method("vertical_slash"), given);
+  if (bench.index_cost) {
+    nlohmann::ordered_json report;
+    report["bench"] = "index cost";
+    report["machine"] = machine(resolve_threads(bench.kernel.threads));
+    report["rows"] = measure_index_cost(bench, lengths, table);
+    return report;
+  }
 
   Table rows(bench, table);
   for (const std::int64_t head_dim : bench.head_dims) {

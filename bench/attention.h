@@ -15,7 +15,9 @@ struct AttentionBench {
   std::int64_t q_heads = 8;
   std::int64_t kv_heads = 2;
   std::vector<std::string> method_options{"vertical_size=500", "slash_size=700"};
-  std::optional<double> kept_percent;  // also measure both forms of index at this density
+  std::optional<double> kept_percent;           // also measure both forms of index at this density
+  bool index_cost = false;                      // measure indices and the guard instead of kernels
+  std::vector<std::int64_t> chunks{512, 2048};  // rows of a prefill step, for index_cost
 };
 
 // The options that only this table has.

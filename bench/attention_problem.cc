@@ -91,14 +91,22 @@ double AttentionProblem::causal_pairs() const {
   return static_cast<double>(shape_.tokens) * static_cast<double>(shape_.tokens + 1) / 2.0;
 }
 
-AttentionInput AttentionProblem::chunk(std::int64_t head, std::int64_t begin, std::int64_t end) {
+AttentionInput AttentionProblem::rows(std::int64_t begin, std::int64_t end) {
   AttentionInput in = input();
-  const std::int64_t kv_head = head / (shape_.q_heads / shape_.kv_heads);
-  in.q.data = in.q.row(0, begin, head);
-  in.q.shape = {1, end - begin, 1, shape_.head_dim};
+  in.q.data = in.q.row(0, begin, 0);
+  in.q.shape[1] = end - begin;
+  in.k.shape[1] = end;
+  in.v.shape[1] = end;
+  return in;
+}
+
+AttentionInput AttentionProblem::chunk(std::int64_t head, std::int64_t begin, std::int64_t end) {
+  AttentionInput in = rows(begin, end);
+  in.q.data = in.q.row(0, 0, head);
+  in.q.shape[2] = 1;
   for (TensorView* view : {&in.k, &in.v}) {
-    view->data = view->row(0, 0, kv_head);
-    view->shape = {1, end, 1, shape_.head_dim};
+    view->data = view->row(0, 0, head / (shape_.q_heads / shape_.kv_heads));
+    view->shape[2] = 1;
   }
   return in;
 }

@@ -36,6 +36,8 @@ class AttentionProblem {
   // (query, key) pairs of the causal area, one head.
   double causal_pairs() const;
 
+  // Query rows [begin, end) of all heads as a chunk of their own, with the keys up to the last.
+  AttentionInput rows(std::int64_t begin, std::int64_t end);
   // Query rows [begin, end) of one head as a chunk of their own, with the keys up to the last.
   AttentionInput chunk(std::int64_t head, std::int64_t begin, std::int64_t end);
 

@@ -9,6 +9,7 @@ set(bench_dir "${CMAKE_CURRENT_LIST_DIR}")
 add_library(minference_bench STATIC
   "${bench_dir}/attention.cc"
   "${bench_dir}/attention_problem.cc"
+  "${bench_dir}/index_cost.cc"
   "${bench_dir}/options.cc"
   "${bench_dir}/report.cc"
   "${bench_dir}/sparse_shapes.cc")

@@ -29,7 +29,9 @@ enum class GuardMode : std::uint8_t {
 
 struct GuardOptions {
   GuardMode mode = GuardMode::kOff;
-  std::int64_t rows = 16;    // sampled per sequence and head, 1 to kMaxGuardRows
+  // Sampled per sequence and head, 1 to kMaxGuardRows; of short chunks at most one row in 128, and at
+  // least one, so that the cost keeps its proportion.
+  std::int64_t rows = 16;
   double min_recall = 0.90;  // 0 to 1
 };
 

@@ -54,7 +54,8 @@ struct MethodContext {
   // Modality segments of the whole prompt, [batch], or empty: text only. The prompt of a sequence
   // ends after its keys and the rows of rows_after.
   std::span<const std::span<const Segment>> segments;
-  MethodState* state = nullptr;  // null: calls share nothing; only one method needs it
+  // null: calls share nothing, so that each chunk is estimated anew; only `static` needs one.
+  MethodState* state = nullptr;
   GuardOptions guard;
   // Shown the index that was used, guard included, after the attention over it; may be empty.
   std::function<void(const SparseIndex&)> on_index;

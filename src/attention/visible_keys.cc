@@ -9,15 +9,6 @@ namespace {
 constexpr std::int64_t kWord = 64;
 constexpr std::int64_t kGranule = kRunGranule;
 
-// Bits of [begin, end) in a word whose bit 0 is `key`.
-std::uint64_t range_bits(std::int64_t begin, std::int64_t end, std::int64_t key) {
-  const std::int64_t low = std::max<std::int64_t>(begin - key, 0);
-  const std::int64_t high = std::min<std::int64_t>(end - key, kWord);
-  if (low >= high) return 0;
-  const std::uint64_t upto = high == kWord ? ~0ULL : (1ULL << high) - 1;
-  return upto & ~((1ULL << low) - 1);
-}
-
 // Bits 0, stride, 2 * stride, ... of a word.
 std::uint64_t every_bit(std::int64_t stride) {
   std::uint64_t bits = 1;
@@ -253,19 +244,20 @@ bool VisibleKeys::next_columns(Tile& tile) {
 void VisibleKeys::mark_row(const SequenceGeometry& geometry, const HeadIndex* head,
                            std::int64_t row, std::uint64_t* bits) {
   Tile tile;
-  const auto set = [&](std::int64_t key) { bits[key / kWord] |= 1ULL << (key % kWord); };
-  const auto visible = [&](std::int64_t c) {
-    return tile.mask == nullptr || (tile.mask[0] >> c & 1U) != 0;
+  const auto visible = [&] {
+    if (tile.mask != nullptr) return tile.mask[0];
+    return tile.count == kWord ? ~std::uint64_t{0} : (std::uint64_t{1} << tile.count) - 1;
   };
   start(geometry, head, row, row + 1);
   while (next_keys(tile)) {
-    for (std::int64_t c = 0; c < tile.count; ++c) {
-      if (visible(c)) set(tile.begin + c);
-    }
+    const std::int64_t shift = tile.begin % kWord;
+    bits[tile.begin / kWord] |= visible() << shift;
+    if (shift > 0) bits[tile.begin / kWord + 1] |= visible() >> (kWord - shift);
   }
   while (next_columns(tile)) {
-    for (std::int64_t c = 0; c < tile.count; ++c) {
-      if (visible(c)) set(head->columns[tile.begin + c]);
+    for (std::uint64_t rest = visible(); rest != 0; rest &= rest - 1) {
+      const std::int64_t key = head->columns[tile.begin + std::countr_zero(rest)];
+      bits[key / kWord] |= std::uint64_t{1} << (key % kWord);
     }
   }
 }

@@ -14,6 +14,15 @@
 
 namespace minference {
 
+// Bits of [begin, end) in a word whose bit 0 is `key`.
+inline std::uint64_t range_bits(std::int64_t begin, std::int64_t end, std::int64_t key) {
+  const std::int64_t low = std::max<std::int64_t>(begin - key, 0);
+  const std::int64_t high = std::min<std::int64_t>(end - key, 64);
+  if (low >= high) return 0;
+  const std::uint64_t upto = high == 64 ? ~0ULL : (1ULL << high) - 1;
+  return upto & ~((1ULL << low) - 1);
+}
+
 // Sizes and visibility rules of one sequence.
 struct SequenceGeometry {
   std::int64_t q_len = 0;

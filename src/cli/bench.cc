@@ -149,6 +149,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       "  minference bench -m model.gguf -p 32k --prompt-file book.txt -r 3 -o ttft.json \\\n"
       "      --attn stock,dense,vertical_slash:vertical_size=800:slash_size=1000\n"
       "  minference bench --attention -p 8k,32k --head-dim 128 --kept 10\n"
+      "  minference bench --attention --index-cost -p 32k --heads 14 --kv-heads 2 --head-dim 64\n"
       "  minference bench --linear --type q4_K,q8_0 -p 512 --json");
   command->callback([options, &exit_code] {
     if (!options->attention && !options->linear && options->ttft.model.empty()) {

@@ -8,6 +8,7 @@
 #include "attention/precision.h"
 #include "attention/visible_keys.h"
 #include "core/parallel.h"
+#include "index/packed_keys.h"
 #include "index/row_probabilities.h"
 #include "minference/error.h"
 
@@ -43,11 +44,17 @@ class AttentionMap::Filler {
     const cpu::KernelTable& kernels = *cpu::kernel_table(choose_isa(allows_bf16(input_, params_)));
     std::vector<std::optional<Worker>> workers(resolve_threads(params_.threads));
     const std::int64_t first_cell = map_.cell(first);
-    parallel_for(map_.cell(end - 1) - first_cell + 1, params_.threads,
-                 [&](std::int64_t i, int thread) {
-                   if (!workers[thread]) workers[thread].emplace(kernels, input_, params_);
-                   fill_row(kernels, first_cell + i, *workers[thread]);
-                 });
+    PackedKeys packed(kernels, input_, params_, geometry_.q_len);
+    std::vector<std::uint8_t> wanted(input_.q.heads(), 0);
+    wanted[h_] = 1;
+    packed.in_waves(wanted, [&](std::span<const std::int64_t>) {
+      packed_ = &packed;
+      parallel_for(map_.cell(end - 1) - first_cell + 1, params_.threads,
+                   [&](std::int64_t i, int thread) {
+                     if (!workers[thread]) workers[thread].emplace(kernels, input_, params_);
+                     fill_row(kernels, first_cell + i, *workers[thread]);
+                   });
+    });
   }
 
  private:
@@ -105,14 +112,14 @@ class AttentionMap::Filler {
     map_.sampled_[cell] += rows;
     kernels.enter();
     worker.probabilities.visit(
-        geometry_, 0, h_, begin, rows, [&](const VisibleKeys::Tile& tile, const float* p) {
-          for_each_column(tile.begin, tile.begin + tile.count,
+        *packed_, 0, h_, begin, rows, [&](std::int64_t first, std::int64_t n_keys, const float* p) {
+          for_each_column(first, first + n_keys,
                           [&](std::int64_t column, std::int64_t from, std::int64_t to) {
                             for (std::int64_t r = 0; r < rows; ++r) {
-                              const float* row = p + r * cpu::kBatchKeys;
+                              const float* row = p + r * cpu::kProbabilityStride + cpu::kMaxLanes;
                               for (std::int64_t key = from; key < to; ++key) {
-                                mass[column] += row[key - tile.begin];
-                                if (!is_kept(r, key)) lost[column] += row[key - tile.begin];
+                                mass[column] += row[key - first];
+                                if (!is_kept(r, key)) lost[column] += row[key - first];
                               }
                             }
                           });
@@ -160,6 +167,7 @@ class AttentionMap::Filler {
   const HeadIndex* head_;
   std::int64_t h_;
   SequenceGeometry geometry_;
+  const PackedKeys* packed_ = nullptr;  // during run()
 };
 
 AttentionMap::AttentionMap(std::int64_t tokens)

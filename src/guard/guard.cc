@@ -1,17 +1,19 @@
 #include "minference/guard.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <string>
 
 #include "attention/cpu/row_block_scratch.h"
-#include "attention/cpu/row_source.h"
 #include "attention/precision.h"
 #include "attention/validate.h"
 #include "attention/visible_keys.h"
 #include "core/parallel.h"
+#include "index/packed_keys.h"
 #include "minference/error.h"
 
 namespace minference {
@@ -19,106 +21,170 @@ namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
 
-// One bit per key for each sampled row: all visible keys, and those of them that the index keeps.
-struct RowBits {
-  std::int64_t words = 0;
-  std::vector<std::uint64_t> visible;  // [rows][words]
-  std::vector<std::uint64_t> kept;
+// A chunk has at least this many rows for each that guard() samples.
+constexpr std::int64_t kRowsPerSample = 128;
 
+// One bit per key for each sampled row of a sequence.
+class RowBits {
+ public:
   void reset(std::int64_t rows, std::int64_t kv_len) {
-    words = (kv_len + 63) / 64 + 1;
-    visible.assign(rows * words, 0);
-    kept.assign(rows * words, 0);
+    words_ = round_up(kv_len, kBatchKeys) / 64 + 1;
+    bits_.assign(rows * words_, 0);
   }
+
+  // Sets the bits of the keys that `row`, the i-th sampled one, sees; head null: all of them.
+  void collect(std::int64_t i, const SequenceGeometry& geometry, const HeadIndex* head,
+               std::int64_t row, VisibleKeys& keys) {
+    keys.mark_row(geometry, head, row, bits_.data() + i * words_);
+  }
+
+  // Those of a batch of keys from `key` on.
+  const std::uint64_t* batch(std::int64_t i, std::int64_t key) const {
+    return bits_.data() + i * words_ + key / 64;
+  }
+
+ private:
+  std::int64_t words_ = 0;
+  std::vector<std::uint64_t> bits_;  // [rows][words]
+};
+
+// The sampled rows of one sequence, and what they see.
+struct Sample {
+  std::int64_t rows = 0;
+  std::int64_t q_len = 0;
+  RowBits visible;
+
+  std::int64_t row(std::int64_t i) const { return q_len * (i + 1) / rows - 1; }
 };
 
 struct Worker {
-  RowBlockScratch all;
-  RowBlockScratch kept;
+  RowBlockScratch rows;
   VisibleKeys visible;
-  AlignedBuffer<std::byte> keys;
-  RowBits bits;
+  RowBits kept;
+  std::uint64_t kept_mask[kTileRows][kBatchKeys / 64];
+  float sums[kTileRows][2];
 
   Worker(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
-      : all(kernels, input, params, 0),
-        kept(kernels, input, params, 0),
-        keys(kTileKeys * all.block.dim * kernels.element_size) {}
+      : rows(kernels, input, params, 0) {}
 };
 
-double head_recall(const KernelTable& kernels, const AttentionInput& input,
-                   const SequenceGeometry& geometry, const HeadIndex* head, std::int64_t b,
-                   std::int64_t h, std::int64_t rows, Worker& worker) {
+// Makes worker.rows.keys the batch from `key` on, as the sampled rows see it. False when none does.
+bool load_batch(const PackedKeys& packed, const Sample& sample, std::int64_t b, std::int64_t h,
+                std::int64_t key, Worker& worker) {
+  const std::int64_t count = std::min(kBatchKeys, packed.geometry()[b].kv_len - key);
+  KeyBatch& keys = worker.rows.keys;
+  keys.clear();
+  bool any = false;
+  for (std::int64_t i = 0; i < sample.rows; ++i) {
+    for (std::int64_t w = 0; w < kBatchKeys / 64; ++w) {
+      const std::uint64_t seen = sample.visible.batch(i, key)[w];
+      any = any || seen != 0;
+      keys.masked = keys.masked || seen != ~std::uint64_t{0};
+      keys.mask[i][w] = seen;
+      worker.kept_mask[i][w] = worker.kept.batch(i, key)[w];
+    }
+  }
+  keys.granules = round_up(count, kKeyGranule) / kKeyGranule;
+  for (std::int64_t g = 0; g < keys.granules; ++g) {
+    keys.keys[g] = packed.keys(b, h, key + g * kKeyGranule);
+  }
+  return any;
+}
+
+double head_recall(const KernelTable& kernels, const PackedKeys& packed, const Sample& sample,
+                   const HeadIndex* head, std::int64_t b, std::int64_t h, Worker& worker) {
   static_assert(kMaxGuardRows <= kTileRows);
-  rows = std::min(rows, geometry.q_len);
-  const auto row_at = [&](std::int64_t i) { return geometry.q_len * (i + 1) / rows - 1; };
-  worker.all.load(b, h, rows, row_at);
-  worker.kept.load(b, h, rows, row_at);
-  worker.bits.reset(rows, geometry.kv_len);
-  const std::int64_t words = worker.bits.words;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    worker.visible.mark_row(geometry, nullptr, row_at(i), worker.bits.visible.data() + i * words);
-    worker.visible.mark_row(geometry, head, row_at(i), worker.bits.kept.data() + i * words);
+  const SequenceGeometry& geometry = packed.geometry()[b];
+  RowBlock& block = worker.rows.block;
+  worker.rows.load(b, h, sample.rows, [&](std::int64_t i) { return sample.row(i); });
+  worker.kept.reset(sample.rows, geometry.kv_len);
+  for (std::int64_t i = 0; i < sample.rows; ++i) {
+    worker.kept.collect(i, geometry, head, sample.row(i), worker.visible);
   }
 
-  // Two sums of exponentials over the same scores, under the two masks.
-  const RowSource source(input, input.k, b, h / (input.q.heads() / input.k.heads()));
+  // Per row, the kept part of the running sum of exponentials, and the shift that it is relative to.
+  double kept[kTileRows] = {};
+  float shift[kTileRows] = {};
   kernels.enter();
-  for (std::int64_t key = 0; key < geometry.kv_len; key += kTileKeys) {
-    const void* addresses[kTileKeys];
-    const std::int64_t count = std::min(kTileKeys, geometry.kv_len - key);
-    source.rows(key, count, addresses);
-    kernels.pack_keys(addresses, input.k.dtype, count, input.k.dim(), worker.all.block.dim,
-                      worker.keys.data());
-    std::uint64_t visible[kTileRows];
-    std::uint64_t kept[kTileRows];
-    for (std::int64_t i = 0; i < rows; ++i) {
-      visible[i] = worker.bits.visible[i * words + key / 64];
-      kept[i] = worker.bits.kept[i * words + key / 64];
+  const std::int64_t first = geometry.first_key(sample.row(0)) / kBatchKeys * kBatchKeys;
+  for (std::int64_t key = first; key < geometry.kv_len; key += kBatchKeys) {
+    if (!load_batch(packed, sample, b, h, key, worker)) continue;
+    kernels.split_exponentials(block, worker.rows.keys, worker.kept_mask, worker.sums);
+    for (std::int64_t i = 0; i < sample.rows; ++i) {
+      if (shift[i] != block.shift[i]) {
+        if (kept[i] > 0.0) kept[i] *= std::exp2(static_cast<double>(shift[i]) - block.shift[i]);
+        shift[i] = block.shift[i];
+      }
+      kept[i] += worker.sums[i][0];
     }
-    worker.all.load_keys(worker.keys.data(), count, visible);
-    kernels.sum_exponentials(worker.all.block, worker.all.keys);
-    worker.kept.load_keys(worker.keys.data(), count, kept);
-    kernels.sum_exponentials(worker.kept.block, worker.kept.keys);
   }
   kernels.leave();
 
   double total = 0.0;
   std::int64_t counted = 0;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const double all = kernels.row_sum(worker.all.block, i);
-    const double kept = kernels.row_sum(worker.kept.block, i);
+  for (std::int64_t i = 0; i < sample.rows; ++i) {
+    const double all = kernels.row_sum(block, i);
     if (all == 0.0) continue;
-    total += kept / all *
-             std::exp2(static_cast<double>(worker.kept.block.shift[i]) - worker.all.block.shift[i]);
+    // Both are rounded sums, in different orders.
+    total += std::min(kept[i] / all, 1.0);
     counted += 1;
   }
   return counted > 0 ? total / static_cast<double>(counted) : 1.0;
 }
 
-}  // namespace
+// Recall of each head on rows_of(rows of the chunk) rows of its sequence.
+std::vector<double> sampled_recall(const AttentionInput& input, const AttentionParams& params,
+                                   const SparseIndex& index,
+                                   const std::function<std::int64_t(std::int64_t)>& rows_of) {
+  const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
+  std::vector<double> recall(index.heads.size(), 1.0);
+  std::vector<std::uint8_t> wanted(index.heads.size());
+  std::transform(index.heads.begin(), index.heads.end(), wanted.begin(), [](const HeadIndex& head) {
+    return head.kind == HeadIndex::Kind::kDense ? 0 : 1;
+  });
+  PackedKeys packed(kernels, input, params, input.q.tokens());
+  std::vector<Sample> samples(index.batch);
+  VisibleKeys visible;
+  for (std::int64_t b = 0; b < index.batch; ++b) {
+    const SequenceGeometry& geometry = packed.geometry()[b];
+    Sample& sample = samples[b];
+    sample.q_len = geometry.q_len;
+    sample.rows = std::min(rows_of(geometry.q_len), geometry.q_len);
+    sample.visible.reset(sample.rows, geometry.kv_len);
+    for (std::int64_t i = 0; i < sample.rows; ++i) {
+      sample.visible.collect(i, geometry, nullptr, sample.row(i), visible);
+    }
+  }
+  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
+  packed.in_waves(wanted, [&](std::span<const std::int64_t> heads) {
+    parallel_for(
+        static_cast<std::int64_t>(heads.size()), params.threads, [&](std::int64_t i, int thread) {
+          const std::int64_t b = heads[i] / index.q_heads;
+          const std::int64_t h = heads[i] % index.q_heads;
+          if (!workers[thread]) workers[thread].emplace(kernels, input, params);
+          recall[heads[i]] = head_recall(kernels, packed, samples[b], sparse_head(&index, b, h), b,
+                                         h, *workers[thread]);
+        });
+  });
+  return recall;
+}
 
-std::vector<double> mass_recall(const AttentionInput& input, const AttentionParams& params,
-                                const SparseIndex& index, std::int64_t rows) {
+void check(const AttentionInput& input, const AttentionParams& params, const SparseIndex& index,
+           std::int64_t rows) {
   if (rows < 1 || rows > kMaxGuardRows) {
     throw InvalidArgument("guard rows is " + std::to_string(rows) + "; legal: 1 to " +
                           std::to_string(kMaxGuardRows));
   }
   validate_input(input, params);
   validate(index, input.q.batch(), input.q.heads(), input.q.tokens(), key_capacity(input));
-  const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
-  std::vector<double> recall(index.heads.size(), 1.0);
-  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
-  parallel_for(
-      static_cast<std::int64_t>(recall.size()), params.threads, [&](std::int64_t i, int thread) {
-        const std::int64_t b = i / index.q_heads;
-        const std::int64_t h = i % index.q_heads;
-        const HeadIndex* head = sparse_head(&index, b, h);
-        const SequenceGeometry geometry(input, params, b);
-        if (head == nullptr || geometry.q_len == 0 || geometry.kv_len == 0) return;
-        if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-        recall[i] = head_recall(kernels, input, geometry, head, b, h, rows, *workers[thread]);
-      });
-  return recall;
+}
+
+}  // namespace
+
+std::vector<double> mass_recall(const AttentionInput& input, const AttentionParams& params,
+                                const SparseIndex& index, std::int64_t rows) {
+  check(input, params, index, rows);
+  return sampled_recall(input, params, index, [=](std::int64_t) { return rows; });
 }
 
 void guard(const AttentionInput& input, const AttentionParams& params, const GuardOptions& options,
@@ -129,7 +195,10 @@ void guard(const AttentionInput& input, const AttentionParams& params, const Gua
                           "; legal: numbers from 0 to 1");
   }
   const auto start = std::chrono::steady_clock::now();
-  std::vector<double> recall = mass_recall(input, params, index, options.rows);
+  check(input, params, index, options.rows);
+  std::vector<double> recall = sampled_recall(input, params, index, [&](std::int64_t q_len) {
+    return std::clamp<std::int64_t>(q_len / kRowsPerSample, 1, options.rows);
+  });
   std::int64_t replaced = 0;
   for (std::size_t i = 0; i < recall.size(); ++i) {
     if (options.mode == GuardMode::kEnforce && recall[i] < options.min_recall) {

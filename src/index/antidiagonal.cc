@@ -7,16 +7,14 @@
 #include <vector>
 
 #include "attention/cpu/row_block_scratch.h"
-#include "attention/cpu/row_source.h"
 #include "attention/precision.h"
 #include "core/parallel.h"
+#include "index/packed_keys.h"
 
 namespace minference {
 namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
-
-constexpr std::int64_t kPackBudgetBytes = std::int64_t{1} << 30;
 
 // Row blocks [begin, end) of one query head, whose cells fill a tile of rows if they are small.
 struct RowTask {
@@ -26,8 +24,11 @@ struct RowTask {
   std::int64_t end;
 };
 
+constexpr std::int64_t kGroups = kBatchKeys / kMaxLanes;
+
 struct Worker {
   RowBlockScratch rows;
+  float groups[kTileRows][kGroups];
   AlignedBuffer<std::byte> queries;  // [stride phases][kTileRows][dim]
   std::vector<float> sums;           // [kTileRows][key blocks], relative to the rows' shifts
   std::vector<double> mass;          // [row blocks of a task][key blocks]
@@ -50,97 +51,41 @@ class Estimator {
         options_(options),
         consume_(consume),
         kernels_(*kernel_table(choose_isa(allows_bf16(input, params)))),
-        group_(input.q.heads() / input.k.heads()),
         dim_(round_up(input.q.dim(), kernels_.dim_align)),
         phase_bytes_(kTileKeys * dim_ * kernels_.element_size),
         block_cells_(options.block_size / options.stride),
         workers_(resolve_threads(params.threads)),
-        packed_(input.q.batch() * input.k.heads()) {
-    for (std::int64_t b = 0; b < input.q.batch(); ++b) {
-      grids_.emplace_back(SequenceGeometry(input, params, b), options.block_size);
+        packed_(kernels_, input, params, input.q.tokens(), options.stride) {
+    for (const SequenceGeometry& sequence : packed_.geometry()) {
+      grids_.emplace_back(sequence, options.block_size);
     }
   }
 
-  // Memory for the packed keys is bounded, so that more heads than fit are done in waves.
   void run() {
-    std::int64_t bytes = 0;
-    std::int64_t first = 0;
-    const auto heads = static_cast<std::int64_t>(packed_.size());
-    for (std::int64_t i = 0; i < heads; ++i) {
-      const std::int64_t more = packed_bytes(i / input_.k.heads());
-      if (i > first && bytes + more > kPackBudgetBytes) {
-        run_wave(first, i);
-        first = i;
-        bytes = 0;
-      }
-      bytes += more;
-    }
-    run_wave(first, heads);
+    const std::vector<std::uint8_t> all(input_.q.batch() * input_.q.heads(), 1);
+    packed_.in_waves(all, [&](std::span<const std::int64_t> heads) { run_heads(heads); });
   }
 
  private:
   std::int64_t cells(std::int64_t tokens) const {
     return (tokens + options_.stride - 1) / options_.stride;
   }
-  std::int64_t packed_bytes(std::int64_t b) const {
-    const std::int64_t tiles = (cells(grids_[b].geometry().kv_len) + kTileKeys - 1) / kTileKeys;
-    return tiles * options_.stride * phase_bytes_;
-  }
 
-  // KV heads [begin, end) of all sequences.
-  void run_wave(std::int64_t begin, std::int64_t end) {
-    struct PackTask {
-      std::int64_t head;
-      std::int64_t tile;
-    };
-    std::vector<PackTask> pack_tasks;
-    std::vector<RowTask> row_tasks;
+  void run_heads(std::span<const std::int64_t> heads) {
+    std::vector<RowTask> tasks;
     const std::int64_t task_blocks = std::max<std::int64_t>(kTileRows / block_cells_, 1);
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t b = i / input_.k.heads();
-      const BlockGrid& grid = grids_[b];
-      if (grid.key_blocks() == 0 || grid.row_blocks() == 0) continue;
-      packed_[i] = AlignedBuffer<std::byte>(packed_bytes(b));
-      for (std::int64_t tile = 0; tile * kTileKeys < cells(grid.geometry().kv_len); ++tile) {
-        pack_tasks.push_back({i, tile});
-      }
-      for (std::int64_t g = 0; g < group_; ++g) {
-        for (std::int64_t m = 0; m < grid.row_blocks(); m += task_blocks) {
-          row_tasks.push_back({b, i % input_.k.heads() * group_ + g, m,
-                               std::min(m + task_blocks, grid.row_blocks())});
-        }
+    for (const std::int64_t head : heads) {
+      const std::int64_t b = head / input_.q.heads();
+      const std::int64_t row_blocks = grids_[b].row_blocks();
+      for (std::int64_t m = 0; m < row_blocks; m += task_blocks) {
+        tasks.push_back({b, head % input_.q.heads(), m, std::min(m + task_blocks, row_blocks)});
       }
     }
-    parallel_for(static_cast<std::int64_t>(pack_tasks.size()), params_.threads,
-                 [&](std::int64_t i, int) { pack(pack_tasks[i].head, pack_tasks[i].tile); });
     // Later rows see more keys: longest first, so that threads finish together.
-    std::stable_sort(row_tasks.begin(), row_tasks.end(),
+    std::stable_sort(tasks.begin(), tasks.end(),
                      [](const RowTask& a, const RowTask& b) { return a.begin > b.begin; });
-    parallel_for(static_cast<std::int64_t>(row_tasks.size()), params_.threads,
-                 [&](std::int64_t i, int thread) { estimate(row_tasks[i], thread); });
-    for (std::int64_t i = begin; i < end; ++i) packed_[i] = {};
-  }
-
-  // Packs 64 cells of keys, phase after phase: a product then sums over the phases by itself.
-  void pack(std::int64_t head, std::int64_t tile) {
-    const std::int64_t b = head / input_.k.heads();
-    const std::int64_t stride = options_.stride;
-    const std::int64_t kv_len = grids_[b].geometry().kv_len;
-    const std::int64_t first = tile * kTileKeys;
-    const std::int64_t count = std::min(kTileKeys, cells(kv_len) - first);
-    const RowSource source(input_, input_.k, b, head % input_.k.heads());
-    const void* rows[kTileKeys];
-    for (std::int64_t phase = 0; phase < stride; ++phase) {
-      std::byte* to = packed_[head].data() + (tile * stride + phase) * phase_bytes_;
-      // The last cell may lack this phase: nothing is added for it, as for the cells behind it.
-      const bool whole = (first + count - 1) * stride + phase < kv_len;
-      const std::int64_t n = whole ? count : count - 1;
-      for (std::int64_t c = 0; c < n; ++c) rows[c] = source.row((first + c) * stride + phase);
-      if (round_up(n, kKeyGranule) < round_up(count, kKeyGranule)) {
-        std::fill(to, to + phase_bytes_, std::byte{0});
-      }
-      kernels_.pack_keys(rows, input_.k.dtype, n, input_.k.dim(), dim_, to);
-    }
+    parallel_for(static_cast<std::int64_t>(tasks.size()), params_.threads,
+                 [&](std::int64_t i, int thread) { estimate(tasks[i], thread); });
   }
 
   // Cells of keys that the rows of cell a may see.
@@ -186,7 +131,12 @@ class Estimator {
       std::copy(block.shift, block.shift + count, shift);
       float bound[kTileRows];
       std::copy(block.bound, block.bound + count, bound);
-      kernels_.exponentials(block, worker.rows.keys);
+      kernels_.exponentials(block, worker.rows.keys, whole_groups() ? worker.groups : nullptr);
+      std::int64_t block_of_group[kGroups];
+      for (std::int64_t g = 0; g < kGroups; ++g) {
+        block_of_group[g] = (cell + g * kMaxLanes) / block_cells_;
+      }
+      const std::int64_t groups = (n + kMaxLanes - 1) / kMaxLanes;
       for (std::int64_t r = 0; r < count; ++r) {
         float* sums = worker.sums.data() + r * key_blocks;
         // Before a row's first visible cell there are no sums, and its shift means nothing.
@@ -194,7 +144,11 @@ class Estimator {
           const float factor = std::exp2(shift[r] - block.shift[r]);
           std::transform(sums, sums + key_blocks, sums, [=](float sum) { return sum * factor; });
         }
-        add_segments(block.scores + r * kBatchKeys, cell, n, sums);
+        if (whole_groups()) {
+          for (std::int64_t g = 0; g < groups; ++g) sums[block_of_group[g]] += worker.groups[r][g];
+        } else {
+          add_segments(block.scores + r * kBatchKeys, cell, n, sums);
+        }
       }
     }
     const BlockGrid::Range blocks{begin / block_cells_, (end + block_cells_ - 1) / block_cells_};
@@ -232,13 +186,12 @@ class Estimator {
   void multiply(const RowTask& task, std::int64_t cell, std::int64_t n, Worker& worker) const {
     static_assert(kTileRows == kTileKeys);  // one phase of either takes the same memory
     const std::int64_t stride = options_.stride;
-    const AlignedBuffer<std::byte>& packed = packed_[task.b * input_.k.heads() + task.h / group_];
     RowBlock& block = worker.rows.block;
     for (std::int64_t i = 0; i < n; i += kTileKeys) {
       const std::int64_t tile = (cell + i) / kTileKeys;
       const void* phases[kRowBlock];
       for (std::int64_t p = 0; p < stride; ++p) {
-        phases[p] = packed.data() + (tile * stride + p) * phase_bytes_;
+        phases[p] = packed_.phase(task.b, task.h, tile, p);
       }
       const std::int64_t panels = round_up(std::min(kTileKeys, n - i), kKeyGranule) / kPanelWidth;
       kernels_.gemm(worker.queries.data(), kTileRows * dim_, block.rows, phases, stride, dim_,
@@ -258,18 +211,13 @@ class Estimator {
     for (std::int64_t r = 0; keys.masked && r < rows.block.rows; ++r) {
       const BlockGrid::Range seen = visible_cells(geometry, first + r);
       for (std::int64_t w = 0; w < kBatchKeys / kTileKeys; ++w) {
-        keys.mask[r][w] = bits(seen.begin - cell - w * kTileKeys, seen.end - cell - w * kTileKeys);
+        keys.mask[r][w] = range_bits(seen.begin, seen.end, cell + w * kTileKeys);
       }
     }
   }
 
-  // Bits [begin, end) of a word.
-  static std::uint64_t bits(std::int64_t begin, std::int64_t end) {
-    begin = std::clamp<std::int64_t>(begin, 0, 64);
-    end = std::clamp<std::int64_t>(end, 0, 64);
-    if (begin >= end) return 0;
-    return ~std::uint64_t{0} >> (64 - (end - begin)) << begin;
-  }
+  // Whether the groups of cells that a kernel sums up do not straddle blocks.
+  bool whole_groups() const { return block_cells_ % kMaxLanes == 0; }
 
   // Adds the exponentials of n cells from `cell` on to the sums of their key blocks.
   void add_segments(const float* exponentials, std::int64_t cell, std::int64_t n,
@@ -293,13 +241,12 @@ class Estimator {
   const AntidiagonalOptions& options_;
   const std::function<void(const BlockMass&)>& consume_;
   const KernelTable& kernels_;
-  std::int64_t group_;
-  std::int64_t dim_;                              // padded
-  std::int64_t phase_bytes_;                      // of one phase of 64 cells
-  std::int64_t block_cells_;                      // cells along a block
-  std::vector<BlockGrid> grids_;                  // [batch]
-  std::vector<std::optional<Worker>> workers_;    // [thread]
-  std::vector<AlignedBuffer<std::byte>> packed_;  // [batch][kv_heads], [tile][phase]
+  std::int64_t dim_;                            // padded
+  std::int64_t phase_bytes_;                    // of one phase of 64 cells
+  std::int64_t block_cells_;                    // cells along a block
+  std::vector<BlockGrid> grids_;                // [batch]
+  std::vector<std::optional<Worker>> workers_;  // [thread]
+  PackedKeys packed_;
 };
 
 }  // namespace

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
-#include "attention/cpu/row_block_scratch.h"
-#include "attention/cpu/row_source.h"
 #include "attention/precision.h"
 #include "attention/visible_keys.h"
 #include "core/parallel.h"
+#include "index/packed_keys.h"
+#include "index/row_probabilities.h"
 
 namespace minference {
 namespace {
@@ -16,26 +17,6 @@ namespace {
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
 
 constexpr std::int64_t kLocalDistances = 4;  // nearest granules that every head keeps
-
-// One query head on its way through the keys.
-struct HeadPass {
-  RowBlockScratch rows;
-  float log_sum[kTileRows] = {};
-  MassTable table;
-
-  HeadPass(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
-      : rows(kernels, input, params, 0) {}
-};
-
-// One thread's memory, reused from task to task.
-struct Worker {
-  AlignedBuffer<std::byte> keys;       // one packed tile
-  AlignedBuffer<float> probabilities;  // [kTileRows][kBatchKeys]
-  std::vector<std::optional<HeadPass>> heads;
-
-  explicit Worker(const KernelTable& kernels, std::int64_t dim)
-      : keys(kTileKeys * dim * kernels.element_size), probabilities(kTileRows * kBatchKeys) {}
-};
 
 // The sampled rows of one sequence.
 struct Sample {
@@ -55,17 +36,14 @@ struct Sample {
     }
   }
 
-  // Words of a tile: bit c of row i is set when the row sees key begin + c. False: no row sees any.
-  bool mask(std::int64_t begin, std::uint64_t* words) const {
-    std::uint64_t any = 0;
+  // Bit c of words[i]: row i sees key begin + c.
+  void mask(std::int64_t begin, std::uint64_t* words) const {
     for (std::int64_t i = 0; i < rows; ++i) {
       const std::int64_t from = std::clamp<std::int64_t>(first_key[i] - begin, 0, kTileKeys);
       const std::int64_t to = std::clamp<std::int64_t>(end_key[i] - begin, from, kTileKeys);
       const std::uint64_t below_to = to == 64 ? ~0ULL : (1ULL << to) - 1;
       words[i] = from == 64 ? 0 : below_to & ~((1ULL << from) - 1);
-      any |= words[i];
     }
-    return any != 0;
   }
 };
 
@@ -74,14 +52,17 @@ int class_of(float mass, float mean) {
   return std::min(std::ilogb(mass / mean), MassTable::kClasses - 1);
 }
 
-// Adds one tile of probabilities, which it overwrites, to the table.
-void add_tile(const Sample& sample, std::int64_t begin, std::int64_t count, float* probabilities,
-              MassTable& table) {
-  const std::int64_t granules = round_up(count, kRunGranule) / kRunGranule;  // that were computed
-  float columns[kTileKeys] = {};
+// Adds a batch of n_keys probabilities a row, which it overwrites, to the table.
+void add_batch(const Sample& sample, std::int64_t begin, std::int64_t n_keys, float* probabilities,
+               MassTable& table) {
+  const std::int64_t granules = n_keys / kRunGranule;
+  const auto row_of = [=](std::int64_t r) {
+    return probabilities + r * kProbabilityStride + kMaxLanes;
+  };
+  float columns[kBatchKeys] = {};
   for (std::int64_t granule = 0; granule < granules; ++granule) {
     for (std::int64_t r = 0; r < sample.rows; ++r) {
-      const float* p = probabilities + r * kBatchKeys + granule * kRunGranule;
+      const float* p = row_of(r) + granule * kRunGranule;
       for (std::int64_t c = 0; c < kRunGranule; ++c) columns[granule * kRunGranule + c] += p[c];
     }
   }
@@ -90,7 +71,7 @@ void add_tile(const Sample& sample, std::int64_t begin, std::int64_t count, floa
   const auto distance = [&](std::int64_t r, std::int64_t key) {
     return sample.position[r] / kRunGranule - key / kRunGranule;
   };
-  for (std::int64_t c = 0; c < count; ++c) {
+  for (std::int64_t c = 0; c < std::min(n_keys, table.kv_len - begin); ++c) {
     // The sinks are kept whatever their mass is: nothing of theirs may be left to the distances.
     const int weight_class =
         begin + c < kRunGranule ? MassTable::kClasses - 1 : class_of(columns[c], mean);
@@ -99,14 +80,14 @@ void add_tile(const Sample& sample, std::int64_t begin, std::int64_t count, floa
     table.columns.push_back({begin + c, sink ? 0.0F : columns[c], weight_class});
     float* masses = table.by_distance.data() + weight_class * table.distances;
     for (std::int64_t r = 0; r < sample.rows; ++r) {
-      float& p = probabilities[r * kBatchKeys + c];
+      float& p = row_of(r)[c];
       if (p != 0.0F && !sink) masses[distance(r, begin + c)] += p;
       p = 0.0F;
     }
   }
   for (std::int64_t granule = 0; granule < granules; ++granule) {
     for (std::int64_t r = 0; r < sample.rows; ++r) {
-      const float* p = probabilities + r * kBatchKeys + granule * kRunGranule;
+      const float* p = row_of(r) + granule * kRunGranule;
       float lanes[4] = {};
       for (std::int64_t c = 0; c < kRunGranule; c += 4) {
         for (std::int64_t lane = 0; lane < 4; ++lane) lanes[lane] += p[c + lane];
@@ -117,64 +98,44 @@ void add_tile(const Sample& sample, std::int64_t begin, std::int64_t count, floa
   }
 }
 
-// Query heads [first, end) of sequence b, which share one KV head.
-void estimate_heads(const KernelTable& kernels, const AttentionInput& input,
-                    const AttentionParams& params, const SequenceGeometry& geometry,
-                    std::int64_t rows, std::int64_t b, std::span<const std::int64_t> heads,
-                    Worker& worker, const std::function<void(const MassTable&)>& consume) {
+void estimate_head(const PackedKeys& packed, std::int64_t b, std::int64_t h, std::int64_t rows,
+                   RowProbabilities& probabilities, MassTable& table) {
+  const SequenceGeometry& geometry = packed.geometry()[b];
   const Sample sample(geometry, rows);
-  const RowSource source(input, input.k, b, heads[0] / (input.q.heads() / input.k.heads()));
-  if (worker.heads.size() < heads.size()) worker.heads.resize(heads.size());
-  for (std::size_t i = 0; i < heads.size(); ++i) {
-    if (!worker.heads[i]) worker.heads[i].emplace(kernels, input, params);
-    HeadPass& pass = *worker.heads[i];
-    pass.rows.load(b, heads[i], sample.rows, [&](std::int64_t r) { return sample.row[r]; });
-    MassTable& table = pass.table;
-    table.b = b;
-    table.h = heads[i];
-    table.q_len = geometry.q_len;
-    table.kv_len = geometry.kv_len;
-    table.total = 0;
-    table.columns.clear();
-    table.distances = geometry.kv_len / kRunGranule + 1;
-    table.by_distance.assign(MassTable::kClasses * table.distances, 0.0F);
-  }
-  const std::int64_t dim = worker.heads[0]->rows.block.dim;
-  const auto for_each_tile = [&](auto&& visit) {
-    std::uint64_t words[kTileRows];
-    for (std::int64_t begin = 0; begin < geometry.kv_len; begin += kTileKeys) {
-      if (!sample.mask(begin, words)) continue;
-      const void* addresses[kTileKeys];
-      const std::int64_t count = std::min(kTileKeys, geometry.kv_len - begin);
-      source.rows(begin, count, addresses);
-      kernels.pack_keys(addresses, input.k.dtype, count, input.k.dim(), dim, worker.keys.data());
-      const bool all =
-          std::all_of(words, words + sample.rows, [](std::uint64_t word) { return word == ~0ULL; });
-      for (std::size_t i = 0; i < heads.size(); ++i) {
-        HeadPass& pass = *worker.heads[i];
-        pass.rows.load_keys(worker.keys.data(), count, all ? nullptr : words);
-        visit(pass, begin, count);
-      }
-    }
-  };
-  for_each_tile([&](HeadPass& pass, std::int64_t, std::int64_t) {
-    kernels.sum_exponentials(pass.rows.block, pass.rows.keys);
-  });
-  for (std::size_t i = 0; i < heads.size(); ++i) {
-    HeadPass& pass = *worker.heads[i];
-    for (std::int64_t r = 0; r < sample.rows; ++r) {
-      const float sum = kernels.row_sum(pass.rows.block, r);
-      // A row that sees nothing has only masked scores, whose probability must come out as 0.
-      pass.log_sum[r] = sum == 0.0F ? 0.0F : pass.rows.block.shift[r] + std::log2(sum);
-      pass.table.total += sum == 0.0F ? 0.0 : 1.0;
-    }
-  }
-  for_each_tile([&](HeadPass& pass, std::int64_t begin, std::int64_t count) {
-    kernels.probabilities(pass.rows.block, pass.rows.keys, pass.log_sum,
-                          worker.probabilities.data());
-    add_tile(sample, begin, count, worker.probabilities.data(), pass.table);
-  });
-  for (std::size_t i = 0; i < heads.size(); ++i) consume(worker.heads[i]->table);
+  table.b = b;
+  table.h = h;
+  table.q_len = geometry.q_len;
+  table.kv_len = geometry.kv_len;
+  table.total = 0;
+  table.columns.clear();
+  table.distances = geometry.kv_len / kRunGranule + 1;
+  table.by_distance.assign(MassTable::kClasses * table.distances, 0.0F);
+  bool started = false;
+  probabilities.load(b, h, sample.rows, [&](std::int64_t r) { return sample.row[r]; });
+  probabilities.visit_batches(
+      [&](KeyBatch& keys, auto&& batch) {
+        const std::int64_t first = sample.first_key[0] / kBatchKeys * kBatchKeys;
+        const std::int64_t end = sample.end_key[sample.rows - 1];
+        for (std::int64_t begin = first; begin < end; begin += kBatchKeys) {
+          keys.clear();
+          for (std::int64_t tile = begin; tile < std::min(begin + kBatchKeys, end);
+               tile += kTileKeys) {
+            std::uint64_t words[kTileRows];
+            sample.mask(tile, words);
+            const bool all = std::all_of(words, words + sample.rows,
+                                         [](std::uint64_t word) { return word == ~0ULL; });
+            keys.add(packed.keys(b, h, tile), packed.granule_bytes(), nullptr, 0, kTileKeys,
+                     all ? nullptr : words, sample.rows);
+          }
+          batch(begin);
+        }
+      },
+      [&](std::int64_t begin, std::int64_t n_keys, float* p) {
+        if (!std::exchange(started, true)) {
+          table.total = static_cast<double>(probabilities.seeing_rows());
+        }
+        add_batch(sample, begin, n_keys, p, table);
+      });
 }
 
 // Share of the chunk's rows whose position is `position` or more.
@@ -190,39 +151,26 @@ void estimate_coverage(const AttentionInput& input, const AttentionParams& param
                        std::int64_t rows, std::span<const std::uint8_t> wanted,
                        const std::function<void(const MassTable&)>& consume) {
   const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
-  const int threads = resolve_threads(params.threads);
-  const std::int64_t group = input.q.heads() / input.k.heads();
-  struct Task {
-    std::int64_t b;
-    std::vector<std::int64_t> heads;
+  PackedKeys packed(kernels, input, params, input.q.tokens());
+  struct Worker {
+    RowProbabilities probabilities;
+    MassTable table;
+
+    Worker(const KernelTable& k, const AttentionInput& i, const AttentionParams& p)
+        : probabilities(k, i, p) {}
   };
-  // As few tasks as keep the threads busy: each packs the keys for itself.
-  const std::int64_t kv_heads = input.q.batch() * input.k.heads();
-  const std::int64_t parts = std::min<std::int64_t>((threads + kv_heads - 1) / kv_heads, group);
-  std::vector<Task> tasks;
-  std::vector<SequenceGeometry> geometry;
-  for (std::int64_t b = 0; b < input.q.batch(); ++b) {
-    const SequenceGeometry& sequence = geometry.emplace_back(input, params, b);
-    if (sequence.q_len == 0 || sequence.kv_len == 0) continue;
-    for (std::int64_t h = 0; h < input.k.heads(); ++h) {
-      for (std::int64_t part = 0; part < parts; ++part) {
-        Task task{b, {}};
-        for (std::int64_t i = group * part / parts; i < group * (part + 1) / parts; ++i) {
-          const std::int64_t head = h * group + i;
-          if (wanted[b * input.q.heads() + head] != 0) task.heads.push_back(head);
-        }
-        if (!task.heads.empty()) tasks.push_back(std::move(task));
-      }
-    }
-  }
-  const std::int64_t dim = round_up(input.k.dim(), kernels.dim_align);
-  std::vector<std::optional<Worker>> workers(threads);
-  parallel_for(static_cast<std::int64_t>(tasks.size()), threads, [&](std::int64_t i, int thread) {
-    if (!workers[thread]) workers[thread].emplace(kernels, dim);
-    kernels.enter();
-    estimate_heads(kernels, input, params, geometry[tasks[i].b], rows, tasks[i].b, tasks[i].heads,
-                   *workers[thread], consume);
-    kernels.leave();
+  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
+  packed.in_waves(wanted, [&](std::span<const std::int64_t> heads) {
+    parallel_for(static_cast<std::int64_t>(heads.size()), params.threads,
+                 [&](std::int64_t i, int thread) {
+                   if (!workers[thread]) workers[thread].emplace(kernels, input, params);
+                   Worker& worker = *workers[thread];
+                   kernels.enter();
+                   estimate_head(packed, heads[i] / input.q.heads(), heads[i] % input.q.heads(),
+                                 rows, worker.probabilities, worker.table);
+                   kernels.leave();
+                   consume(worker.table);
+                 });
   });
 }
 

@@ -24,7 +24,8 @@ struct LastQEstimate {
 };
 
 // Calls consume(estimate) for every (sequence, query head) that has queries and keys and whose entry
-// of wanted [batch * q_heads] is not 0, from worker threads, several at a time. The spans are valid during the call. Memory: two floats per key and
+// of wanted [batch * q_heads] is not 0, from worker threads, several at a time. The spans are valid
+// during the call. Memory: the packed keys, at most 1 GiB at a time, and two floats per key and
 // thread; scores are computed twice instead of being kept.
 // Source: MInference (arXiv 2407.02490) §3.2, algorithm 2.
 void estimate_last_q(const AttentionInput& input, const AttentionParams& params,

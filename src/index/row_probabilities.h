@@ -1,5 +1,5 @@
-// RowProbabilities: exact softmax probabilities of consecutive query rows over every key that they
-// see, tile by tile, on the CPU tile kernels.
+// RowProbabilities: exact softmax probabilities of some query rows of a head over every key that they
+// see, batch by batch, on the CPU tile kernels.
 #pragma once
 
 #include <algorithm>
@@ -7,71 +7,87 @@
 #include <cstdint>
 
 #include "attention/cpu/row_block_scratch.h"
-#include "attention/cpu/row_source.h"
 #include "attention/visible_keys.h"
+#include "index/packed_keys.h"
 
 namespace minference {
 
-// One thread's memory, reused from head to head. Sinks take no part.
+// One thread's memory, reused from head to head. Sinks take no part; scores are computed twice instead
+// of being kept. To be called between the kernels' enter() and leave().
 class RowProbabilities {
  public:
   RowProbabilities(const cpu::KernelTable& kernels, const AttentionInput& input,
                    const AttentionParams& params)
       : kernels_(kernels),
-        input_(input),
         rows_(kernels, input, params, 0),
-        keys_(cpu::kTileKeys * rows_.block.dim * kernels.element_size),
-        probabilities_(cpu::kTileRows * cpu::kBatchKeys) {}
+        probabilities_(cpu::kTileRows * cpu::kProbabilityStride) {}
 
-  // Calls consume(tile, p) with the probabilities of rows [first_row, first_row + rows), at most
-  // kTileRows, of query head h at p[row * kBatchKeys + key - tile.begin]; 0 where a row does not see
-  // the key. Scores are computed twice instead of being kept. To be called between the kernels'
-  // enter() and leave().
+  // Calls consume(begin, n_keys, p) with the probabilities of rows [first_row, first_row + rows), at
+  // most kTileRows, of query head h for keys [begin, begin + n_keys), n_keys a multiple of 32, at
+  // p + row * kProbabilityStride as KernelTable::probabilities() lays them out: key `begin` at
+  // kMaxLanes. 0 where a row does not see the key.
   template <class Consume>
-  void visit(const SequenceGeometry& geometry, std::int64_t b, std::int64_t h,
-             std::int64_t first_row, std::int64_t rows, Consume&& consume) {
+  void visit(const PackedKeys& packed, std::int64_t b, std::int64_t h, std::int64_t first_row,
+             std::int64_t rows, Consume&& consume) {
+    load(b, h, rows, [=](std::int64_t i) { return first_row + i; });
+    // The rows may straddle two row blocks of an index, which do not matter without an index; then
+    // there is no gap between tiles either.
+    visit_batches(
+        [&](cpu::KeyBatch& keys, auto&& batch) {
+          VisibleKeys::Tile tile;
+          std::int64_t begin = 0;
+          visible_.start(packed.geometry()[b], nullptr, first_row, first_row + rows);
+          while (visible_.next_keys(tile)) {
+            if (!keys.fits(tile.count)) {
+              batch(begin);
+              keys.clear();
+            }
+            if (keys.granules == 0) begin = tile.begin;
+            keys.add(packed.keys(b, h, tile.begin), packed.granule_bytes(), nullptr, 0, tile.count,
+                     tile.mask, rows);
+          }
+          if (keys.granules > 0) batch(begin);
+        },
+        consume);
+  }
+
+  // The same in two steps, for rows from anywhere: row_at(i) for i < rows, and the batches that they
+  // see. for_each_batch(keys, batch) is called twice; it fills the empty `keys` and calls batch(begin)
+  // for each.
+  template <class RowAt>
+  void load(std::int64_t b, std::int64_t h, std::int64_t rows, RowAt&& row_at) {
+    rows_.load(b, h, rows, row_at);
+  }
+  template <class ForEachBatch, class Consume>
+  void visit_batches(ForEachBatch&& for_each_batch, Consume&& consume) {
     cpu::RowBlock& block = rows_.block;
-    rows_.load(b, h, rows, [&](std::int64_t i) { return first_row + i; });
-    const auto for_each_tile = [&](auto&& visit_tile) {
-      VisibleKeys::Tile tile;
-      // The rows may straddle two row blocks of an index, which do not matter without an index.
-      visible_.start(geometry, nullptr, first_row, first_row + rows);
-      while (visible_.next_keys(tile)) {
-        load_keys(geometry, b, h, tile);
-        visit_tile(tile);
-      }
-    };
-    for_each_tile([&](const VisibleKeys::Tile&) { kernels_.sum_exponentials(block, rows_.keys); });
+    cpu::KeyBatch& keys = rows_.keys;
+    keys.clear();
+    for_each_batch(keys, [&](std::int64_t) { kernels_.sum_exponentials(block, keys); });
     float log_sum[cpu::kTileRows];
-    for (std::int64_t r = 0; r < rows; ++r) {
+    seeing_rows_ = 0;
+    for (std::int64_t r = 0; r < block.rows; ++r) {
       const float sum = kernels_.row_sum(block, r);
       // A row that sees nothing has only masked scores, whose probability must come out as 0.
       log_sum[r] = sum == 0.0F ? 0.0F : block.shift[r] + std::log2(sum);
+      seeing_rows_ += sum == 0.0F ? 0 : 1;
     }
-    for_each_tile([&](const VisibleKeys::Tile& tile) {
-      kernels_.probabilities(block, rows_.keys, log_sum, probabilities_.data());
-      consume(tile, static_cast<const float*>(probabilities_.data()));
+    keys.clear();
+    for_each_batch(keys, [&](std::int64_t begin) {
+      kernels_.probabilities(block, keys, log_sum, probabilities_.data());
+      consume(begin, keys.granules * cpu::kKeyGranule, probabilities_.data());
     });
   }
 
- private:
-  void load_keys(const SequenceGeometry& geometry, std::int64_t b, std::int64_t h,
-                 const VisibleKeys::Tile& tile) {
-    const void* addresses[cpu::kTileKeys];
-    const std::int64_t count = std::min(tile.count, geometry.kv_len - tile.begin);
-    cpu::RowSource(input_, input_.k, b, h / (input_.q.heads() / input_.k.heads()))
-        .rows(tile.begin, count, addresses);
-    kernels_.pack_keys(addresses, input_.k.dtype, count, input_.k.dim(), rows_.block.dim,
-                       keys_.data());
-    rows_.load_keys(keys_.data(), count, tile.mask);
-  }
+  // Rows of the last visit that see a key; known from the first consume() on.
+  std::int64_t seeing_rows() const { return seeing_rows_; }
 
+ private:
   const cpu::KernelTable& kernels_;
-  const AttentionInput& input_;
   cpu::RowBlockScratch rows_;
   VisibleKeys visible_;
-  AlignedBuffer<std::byte> keys_;       // one packed tile
-  AlignedBuffer<float> probabilities_;  // [kTileRows][kBatchKeys]
+  AlignedBuffer<float> probabilities_;  // [kTileRows][kProbabilityStride]
+  std::int64_t seeing_rows_ = 0;
 };
 
 }  // namespace minference

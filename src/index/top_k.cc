@@ -1,10 +1,44 @@
 #include "index/top_k.h"
 
 #include <algorithm>
-#include <functional>
-#include <limits>
+#include <array>
+#include <bit>
 
 namespace minference {
+namespace {
+
+// A number that orders as the value does, NaN below everything. -0 and 0 are one value.
+std::uint32_t rank(float value) {
+  constexpr std::uint32_t kSign = 0x80000000U;
+  if (value != value) return 0;
+  const auto bits = std::bit_cast<std::uint32_t>(value + 0.0F);
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+
+// The k-th largest of `ranks`, k from 1 to their number; reorders them. Counts them by their highest
+// bits, then looks only at those that share the highest bits of the answer: of a hundred thousand
+// unordered values, comparing ones mispredict every second branch.
+std::uint32_t kth_largest(std::vector<std::uint32_t>& ranks, std::int64_t k) {
+  constexpr int kBits = 11;
+  std::size_t size = ranks.size();
+  for (int shift = 32 - kBits;; shift = std::max(shift - kBits, 0)) {
+    std::array<std::uint32_t, 1U << kBits> counts{};
+    constexpr std::uint32_t kMask = (1U << kBits) - 1;
+    for (std::size_t i = 0; i < size; ++i) ++counts[ranks[i] >> shift & kMask];
+    std::uint32_t digit = kMask;
+    for (; k > counts[digit]; --digit) k -= counts[digit];
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      const std::uint32_t value = ranks[i];
+      ranks[kept] = value;
+      kept += (value >> shift & kMask) == digit ? 1 : 0;
+    }
+    size = kept;
+    if (shift == 0) return ranks[0];
+  }
+}
+
+}  // namespace
 
 std::vector<std::int64_t> top_k(std::span<const float> values, std::int64_t k) {
   const auto size = static_cast<std::int64_t>(values.size());
@@ -13,17 +47,14 @@ std::vector<std::int64_t> top_k(std::span<const float> values, std::int64_t k) {
   positions.reserve(k);
   if (k == 0) return positions;
 
-  const auto rank = [](float value) {
-    return value == value ? value : -std::numeric_limits<float>::infinity();
-  };
-  std::vector<float> sorted(size);
-  std::transform(values.begin(), values.end(), sorted.begin(), rank);
-  std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), std::greater<>());
-  const float threshold = sorted[k - 1];
-  std::int64_t ties = k - std::count_if(sorted.begin(), sorted.begin() + k,
-                                        [&](float value) { return value > threshold; });
+  std::vector<std::uint32_t> ranks(size);
+  std::transform(values.begin(), values.end(), ranks.begin(), rank);
+  const std::uint32_t threshold = kth_largest(ranks, k);
+  const auto above = std::count_if(values.begin(), values.end(),
+                                   [&](float value) { return rank(value) > threshold; });
+  std::int64_t ties = k - above;
   for (std::int64_t i = 0; i < size; ++i) {
-    const float value = rank(values[i]);
+    const std::uint32_t value = rank(values[i]);
     if (value > threshold || (value == threshold && ties-- > 0)) positions.push_back(i);
   }
   return positions;
@@ -36,33 +67,53 @@ std::vector<std::int64_t> smallest_cover(std::span<const double> mass,
     double mass;
     std::int64_t position;
   };
-  std::vector<Entry> heap(mass.size());
+  std::vector<Entry> entries(mass.size());
   double total = 0.0;
   for (std::size_t i = 0; i < mass.size(); ++i) {
     const double value = mass[i] == mass[i] ? mass[i] : 0.0;
-    heap[i] = {value, static_cast<std::int64_t>(i)};
+    entries[i] = {value, static_cast<std::int64_t>(i)};
     total += value;
   }
   double covered = 0.0;
   std::vector<std::int64_t> positions(forced.begin(), forced.end());
   for (const std::int64_t position : forced) {
-    covered += heap[position].mass;
-    heap[position].position = -1;
+    covered += entries[position].mass;
+    entries[position].position = -1;
   }
-  std::erase_if(heap, [](const Entry& entry) { return entry.position < 0; });
-  // A heap, because only what is taken has to be put in order.
-  const auto after = [](const Entry& a, const Entry& b) {
-    return a.mass < b.mass || (a.mass == b.mass && a.position > b.position);
+  std::erase_if(entries, [](const Entry& entry) { return entry.position < 0; });
+  const auto heavier = [](const Entry& a, const Entry& b) {
+    return a.mass > b.mass || (a.mass == b.mass && a.position < b.position);
   };
-  std::make_heap(heap.begin(), heap.end(), after);
   auto count = static_cast<std::int64_t>(positions.size());
-  while (!heap.empty() && count < at_most && (count < at_least || covered < share * total)) {
-    std::pop_heap(heap.begin(), heap.end(), after);
-    covered += heap.back().mass;
-    positions.push_back(heap.back().position);
-    heap.pop_back();
-    ++count;
+  const auto lacks = [&](double added, std::int64_t more) {
+    return count + more < at_most && (count + more < at_least || covered + added < share * total);
+  };
+  const auto take = [&](auto first, auto last) {
+    for (; first != last; ++first) {
+      covered += first->mass;
+      positions.push_back(first->position);
+      ++count;
+    }
+  };
+  // Quickselect: the heavier half is taken as a whole while that is not enough, and only the half
+  // where the cover ends is looked at further. Few enough entries are put in order.
+  constexpr std::int64_t kFew = 16;
+  auto first = entries.begin();
+  auto last = entries.end();
+  while (last - first > kFew && lacks(0.0, 0)) {
+    const auto middle = first + (last - first) / 2;
+    std::nth_element(first, middle, last, heavier);
+    double upper = 0.0;
+    for (auto entry = first; entry != middle; ++entry) upper += entry->mass;
+    if (lacks(upper, middle - first)) {
+      take(first, middle);
+      first = middle;
+    } else {
+      last = middle;
+    }
   }
+  std::sort(first, last, heavier);
+  for (; first != last && lacks(0.0, 0); ++first) take(first, first + 1);
   std::sort(positions.begin(), positions.end());
   return positions;
 }

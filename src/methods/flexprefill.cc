@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "attention/cpu/kernel_table.h"
+#include "core/parallel.h"
 #include "index/block_grid.h"
-#include "index/last_q.h"
+#include "index/last_q_blocks.h"
 #include "index/pooled.h"
 #include "index/top_k.h"
 #include "methods/method_table.h"
+#include "methods/shared_estimate.h"
 #include "minference/error.h"
 
 namespace minference {
@@ -51,12 +53,6 @@ struct Rule {
   std::int64_t blocks(std::int64_t tokens) const { return (tokens + block_size - 1) / block_size; }
 };
 
-std::vector<double> block_sums(std::span<const float> values, std::int64_t block_size) {
-  std::vector<double> sums((values.size() + block_size - 1) / block_size, 0.0);
-  for (std::size_t i = 0; i < values.size(); ++i) sums[i / block_size] += values[i];
-  return sums;
-}
-
 // Softmax of scores[begin ... end), zero outside.
 std::vector<double> softmax(const float* scores, BlockGrid::Range visible, std::int64_t size) {
   std::vector<double> p(size, 0.0);
@@ -82,22 +78,63 @@ double distance(std::span<const double> p, std::span<const double> q) {
   return std::sqrt(std::max(sum / 2, 0.0));
 }
 
-class HeadBuilder {
+// What the last queries say about a head, in blocks, as a MethodState can keep it: `columns` are key
+// blocks and `runs` blocks of offsets, and a head of the kind kBlock is query-aware.
+class HeadEstimate {
  public:
-  HeadBuilder(const Rule& rule, const BlockGrid& grid, const PooledKeys& pooled,
-              const LastQEstimate& estimate)
-      : rule_(rule), grid_(grid), pooled_(pooled), estimate_(estimate), kept_(grid.row_blocks()) {}
+  HeadEstimate(const Rule& rule, const BlockGrid& grid, const PooledKeys& pooled,
+               PooledKeys::Scratch& scratch)
+      : rule_(rule), grid_(grid), pooled_(pooled), scratch_(scratch) {}
 
-  HeadIndex build(std::int64_t q_tokens) {
-    std::vector<double> vertical = block_sums(estimate_.columns, grid_.size());
-    const std::vector<double> slash = block_sums(estimate_.diagonals, grid_.size());
-    const bool query_aware = is_query_aware(vertical);
+  HeadIndex operator()(const LastQBlocks& estimate) const {
+    HeadIndex head;
+    const bool query_aware = is_query_aware(estimate);
+    head.kind = query_aware ? HeadIndex::Kind::kBlock : HeadIndex::Kind::kDiagonal;
     // Columns and diagonals of query-aware heads shrink to the smallest budget.
     const std::int64_t most = query_aware ? rule_.min_blocks : rule_.max_blocks;
     const std::int64_t first[] = {0};
-    keep_columns(smallest_cover(vertical, first, rule_.gamma, rule_.min_blocks, most));
-    keep_diagonals(smallest_cover(slash, first, rule_.gamma, rule_.min_blocks, most));
-    if (query_aware) keep_map();
+    head.columns = smallest_cover(estimate.columns, first, rule_.gamma, rule_.min_blocks, most);
+    for (const std::int64_t s :
+         smallest_cover(estimate.diagonals, first, rule_.gamma, rule_.min_blocks, most)) {
+      head.runs.push_back({s, s + 1, 1});
+    }
+    return head;
+  }
+
+ private:
+  // Whether the pooled scores of the last queries tell where their attention goes.
+  bool is_query_aware(const LastQBlocks& estimate) const {
+    const SequenceGeometry& geometry = grid_.geometry();
+    const std::int64_t first = geometry.q_len - estimate.rows;
+    const BlockGrid::Range visible = grid_.visible_from(first, geometry.q_len);
+    const PooledKeys::Scores scores = pooled_.scores(estimate.b, estimate.h, first, geometry.q_len,
+                                                     estimate.rows, visible.end, scratch_);
+    const std::vector<double> estimated = softmax(scores.row(0), visible, grid_.key_blocks());
+    std::vector<double> actual(estimate.columns.begin(), estimate.columns.end());
+    double total = 0.0;
+    for (const double mass : actual) total += mass;
+    for (double& mass : actual) mass /= total;
+    return distance(estimated, actual) < rule_.tau;
+  }
+
+  const Rule& rule_;
+  const BlockGrid& grid_;
+  const PooledKeys& pooled_;
+  PooledKeys::Scratch& scratch_;
+};
+
+// The index of query head h from its estimate, which may be one of an earlier chunk.
+class HeadBuilder {
+ public:
+  HeadBuilder(const Rule& rule, const BlockGrid& grid, const PooledKeys& pooled,
+              PooledKeys::Scratch& scratch)
+      : rule_(rule), grid_(grid), pooled_(pooled), scratch_(scratch), kept_(grid.row_blocks()) {}
+
+  HeadIndex build(std::int64_t b, std::int64_t h, const HeadIndex& estimate,
+                  std::int64_t q_tokens) {
+    keep_columns(estimate.columns);
+    keep_diagonals(estimate.runs);
+    if (estimate.kind == HeadIndex::Kind::kBlock) keep_map(b, h);
     for (std::int64_t m = 0; m < grid_.row_blocks(); ++m) {
       std::vector<std::int64_t>& blocks = kept_[m];
       const std::vector<std::int64_t> forced = grid_.forced(m);
@@ -109,21 +146,6 @@ class HeadBuilder {
   }
 
  private:
-  // Whether the pooled scores of the last queries tell where their attention goes. `vertical`: what
-  // it is, per key block, not normalised.
-  bool is_query_aware(std::vector<double> vertical) {
-    const SequenceGeometry& geometry = grid_.geometry();
-    const std::int64_t first = geometry.q_len - estimate_.rows;
-    const BlockGrid::Range visible = grid_.visible_from(first, geometry.q_len);
-    const PooledKeys::Scores scores = pooled_.scores(
-        estimate_.b, estimate_.h, first, geometry.q_len, estimate_.rows, visible.end, scratch_);
-    const std::vector<double> estimated = softmax(scores.row(0), visible, grid_.key_blocks());
-    double total = 0.0;
-    for (const double mass : vertical) total += mass;
-    for (double& mass : vertical) mass /= total;
-    return distance(estimated, vertical) < rule_.tau;
-  }
-
   void keep_columns(const std::vector<std::int64_t>& columns) {
     for (std::int64_t m = 0; m < grid_.row_blocks(); ++m) {
       const BlockGrid::Range visible = grid_.visible(m);
@@ -134,13 +156,13 @@ class HeadBuilder {
   }
 
   // Diagonal s: what lies s blocks behind the row block's own positions, rounded outwards.
-  void keep_diagonals(const std::vector<std::int64_t>& diagonals) {
+  void keep_diagonals(const std::vector<OffsetRun>& diagonals) {
     const SequenceGeometry& geometry = grid_.geometry();
     for (std::int64_t m = 0; m < grid_.row_blocks(); ++m) {
       const std::int64_t first = geometry.position(grid_.first_row(m));
       const std::int64_t last = geometry.position(grid_.end_row(m) - 1);
-      for (const std::int64_t s : diagonals) {
-        const std::int64_t behind = s * grid_.size();
+      for (const OffsetRun& diagonal : diagonals) {
+        const std::int64_t behind = diagonal.begin * grid_.size();
         const BlockGrid::Range range = grid_.at_positions(m, first - behind, last - behind);
         for (std::int64_t n = range.begin; n < range.end; ++n) kept_[m].push_back(n);
       }
@@ -148,7 +170,7 @@ class HeadBuilder {
   }
 
   // The heaviest entries of the softmax of pooled scores, of all row blocks together.
-  void keep_map() {
+  void keep_map(std::int64_t b, std::int64_t h) {
     struct Entry {
       std::int64_t m;
       std::int64_t n;
@@ -158,8 +180,8 @@ class HeadBuilder {
     for (std::int64_t first = 0; first < grid_.row_blocks(); first += cpu::kTileRows) {
       const std::int64_t last = std::min(first + cpu::kTileRows, grid_.row_blocks()) - 1;
       const PooledKeys::Scores scores =
-          pooled_.scores(estimate_.b, estimate_.h, grid_.first_row(first), grid_.end_row(last),
-                         grid_.size(), grid_.visible(last).end, scratch_);
+          pooled_.scores(b, h, grid_.first_row(first), grid_.end_row(last), grid_.size(),
+                         grid_.visible(last).end, scratch_);
       for (std::int64_t m = first; m <= last; ++m) {
         const BlockGrid::Range visible = grid_.visible(m);
         const std::vector<double> p = softmax(scores.row(m - first), visible, visible.end);
@@ -178,8 +200,7 @@ class HeadBuilder {
   const Rule& rule_;
   const BlockGrid& grid_;
   const PooledKeys& pooled_;
-  const LastQEstimate& estimate_;
-  PooledKeys::Scratch scratch_;
+  PooledKeys::Scratch& scratch_;
   std::vector<std::vector<std::int64_t>> kept_;  // [row blocks]
 };
 
@@ -196,24 +217,49 @@ class FlexPrefillMethod final : public Method {
             {"min_budget", "tokens kept at least as columns, and as diagonals", 0, 0, 1e9, true},
             {"max_budget", "tokens kept at most as each, not below min_budget; 0: no limit", 0, 0,
              1e9, true},
-            {"block_size", "rows and keys of a block", 128, 64, 1024, true, kRowBlock}};
+            {"block_size", "rows and keys of a block", 128, 64, 1024, true, kRowBlock},
+            estimate_every_option()};
   }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
-                          const MethodOptions& options, const MethodContext&) const override {
+                          const MethodOptions& options,
+                          const MethodContext& context) const override {
     const auto start = std::chrono::steady_clock::now();
     const Rule rule(options);
     SparseIndex index = dense_method().build_index(input, params, {}, {});
+    std::vector<SequenceGeometry> geometry;
     std::vector<BlockGrid> grids;
     std::vector<std::uint8_t> wanted;
     for (std::int64_t b = 0; b < index.batch; ++b) {
-      grids.emplace_back(SequenceGeometry(input, params, b), rule.block_size);
-      wanted.insert(wanted.end(), index.q_heads, rule.is_dense(grids[b].geometry().kv_len) ? 0 : 1);
+      const SequenceGeometry& sequence = geometry.emplace_back(input, params, b);
+      grids.emplace_back(sequence, rule.block_size);
+      const bool sparse = sequence.q_len > 0 && !rule.is_dense(sequence.kv_len);
+      wanted.insert(wanted.end(), index.q_heads, sparse ? 1 : 0);
     }
-    const PooledKeys pooled(input, params, rule.block_size, wanted);
-    estimate_last_q(input, params, rule.block_size, wanted, [&](const LastQEstimate& estimate) {
-      index.head(estimate.b, estimate.h) =
-          HeadBuilder(rule, grids[estimate.b], pooled, estimate).build(input.q.tokens());
+    SharedEstimate shared(context.state, index, geometry,
+                          static_cast<std::int64_t>(options.at("estimate_every")));
+    const std::vector<std::uint8_t> renewed = shared.renew(wanted);
+    // Means are needed where heads are estimated, and for the maps of query-aware ones.
+    std::vector<std::uint8_t> pool = renewed;
+    for (std::int64_t b = 0; b < index.batch; ++b) {
+      for (std::int64_t h = 0; h < index.q_heads; ++h) {
+        if (shared.head(b, h).kind == HeadIndex::Kind::kBlock) pool[b * index.q_heads + h] = 1;
+      }
+    }
+    const PooledKeys pooled(input, params, rule.block_size, pool);
+    std::vector<PooledKeys::Scratch> scratch(resolve_threads(params.threads));
+    estimate_last_q_blocks(
+        input, params, rule.block_size, renewed, [&](const LastQBlocks& estimate, int thread) {
+          shared.head(estimate.b, estimate.h) =
+              HeadEstimate(rule, grids[estimate.b], pooled, scratch[thread])(estimate);
+        });
+    const auto heads = static_cast<std::int64_t>(index.heads.size());
+    parallel_for(heads, params.threads, [&](std::int64_t i, int thread) {
+      if (wanted[i] == 0) return;
+      const std::int64_t b = i / index.q_heads;
+      const std::int64_t h = i % index.q_heads;
+      index.heads[i] = HeadBuilder(rule, grids[b], pooled, scratch[thread])
+                           .build(b, h, shared.head(b, h), input.q.tokens());
     });
     index.build_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -203,11 +203,4 @@ HeadIndex dense_where_cheaper(HeadIndex head, std::int64_t q_len, std::int64_t k
   return covered_share(head, q_len, kv_len) >= kDensePays ? HeadIndex{} : head;
 }
 
-HeadIndex vertical_slash_head(const LastQEstimate& estimate, std::int64_t vertical,
-                              std::int64_t slash, std::int64_t q_len) {
-  if (budgets_cover_all(vertical, slash, estimate.kv_len)) return {};
-  return dense_where_cheaper(vertical_slash_sets(estimate, vertical, slash), q_len,
-                             estimate.kv_len);
-}
-
 }  // namespace minference

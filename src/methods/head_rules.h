@@ -66,10 +66,6 @@ HeadIndex vertical_slash_sets(const LastQEstimate& estimate, std::int64_t vertic
 // q_len: rows of the chunk.
 HeadIndex dense_where_cheaper(HeadIndex head, std::int64_t q_len, std::int64_t kv_len);
 
-// Both in one: the head of vertical_slash.
-HeadIndex vertical_slash_head(const LastQEstimate& estimate, std::int64_t vertical,
-                              std::int64_t slash, std::int64_t q_len);
-
 // True when the budgets keep every key of a sequence of this length, so that no estimate is needed.
 bool budgets_cover_all(std::int64_t vertical, std::int64_t slash, std::int64_t kv_len);
 

@@ -4,6 +4,7 @@
 
 #include "methods/head_patterns.h"
 #include "methods/method_table.h"
+#include "methods/shared_estimate.h"
 
 namespace minference {
 namespace {
@@ -17,7 +18,8 @@ class MInferenceMethod final : public Method {
   bool takes_patterns() const override { return true; }
   std::vector<MethodOption> options() const override {
     return {{"minference_ratio", "factor on both budgets of every head", 1.0, 0.001, 1000, false},
-            {"starting_layer", "layers below this one run dense", -1, -1, 1e6, true}};
+            {"starting_layer", "layers below this one run dense", -1, -1, 1e6, true},
+            estimate_every_option()};
   }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
@@ -30,13 +32,15 @@ class MInferenceMethod final : public Method {
     const auto scaled = [&](std::int64_t budget) {
       return static_cast<std::int64_t>(std::floor(static_cast<double>(budget) * ratio));
     };
-    return build_from_patterns(input, params, [&](std::int64_t h) {
+    const auto pattern_of = [&](std::int64_t h) {
       HeadPattern pattern;
       if (context.patterns != nullptr) pattern = context.patterns->at(context.layer, h);
       pattern.vertical = scaled(pattern.vertical);
       pattern.slash = scaled(pattern.slash);
       return pattern;
-    });
+    };
+    return build_from_patterns(input, params, pattern_of, context.state,
+                               static_cast<std::int64_t>(options.at("estimate_every")));
   }
 };
 

@@ -352,7 +352,8 @@ class MMInferenceMethod final : public Method {
       if (sequence.has_visual() && rule.kind != Kind::kVerticalSlash) {
         head = HeadBuilder(rule, sequence, estimates).build(input.q.tokens());
       } else {
-        head = vertical_slash_head(first, rule.vertical, rule.slash, sequence.geometry.q_len);
+        head = dense_where_cheaper(vertical_slash_sets(first, rule.vertical, rule.slash),
+                                   sequence.geometry.q_len, sequence.geometry.kv_len);
       }
     });
     index.build_seconds =

@@ -2,6 +2,7 @@
 // Source: MInference (arXiv 2407.02490) §3.2.
 #include "methods/head_patterns.h"
 #include "methods/method_table.h"
+#include "methods/shared_estimate.h"
 
 namespace minference {
 namespace {
@@ -10,19 +11,23 @@ class VerticalSlashMethod final : public Method {
  public:
   const char* name() const override { return "vertical_slash"; }
   const char* summary() const override {
-    return "heaviest columns and diagonals, estimated from each chunk's last 64 queries";
+    return "heaviest columns and diagonals, estimated from the last 64 queries of a chunk";
   }
   std::vector<MethodOption> options() const override {
     return {{"vertical_size", "columns kept per head, at least 30", 1000, 0, 1e9, true},
-            {"slash_size", "offsets kept per head, at least 100", 6096, 0, 1e9, true}};
+            {"slash_size", "offsets kept per head, at least 100", 6096, 0, 1e9, true},
+            estimate_every_option()};
   }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
-                          const MethodOptions& options, const MethodContext&) const override {
+                          const MethodOptions& options,
+                          const MethodContext& context) const override {
     HeadPattern pattern;
     pattern.vertical = static_cast<std::int64_t>(options.at("vertical_size"));
     pattern.slash = static_cast<std::int64_t>(options.at("slash_size"));
-    return build_from_patterns(input, params, [&](std::int64_t) { return pattern; });
+    return build_from_patterns(
+        input, params, [&](std::int64_t) { return pattern; }, context.state,
+        static_cast<std::int64_t>(options.at("estimate_every")));
   }
 };
 

@@ -413,5 +413,30 @@ TEST(Model, GuardReportsRecall) {
   EXPECT_GT(stats.at("index_seconds").get<double>(), 0.0);
 }
 
+// With chunks of 512 rows an estimate serves four of them: what is kept must stay worth as much as
+// what one estimate for the whole prompt, or one for every chunk, keeps.
+TEST(Model, ChunksThatShareAnEstimateKeepTheMassOfTheWholePrompt) {
+  const auto prompt = TestModel::get().text(4000);
+  const auto recall = [&](int ubatch, int estimate_every) {
+    nlohmann::json config = kSparse;
+    config["guard"] = "report";
+    config["linear"] = "1";
+    config["options"] = {
+        {"vertical_size", 300}, {"slash_size", 500}, {"estimate_every", estimate_every}};
+    configure(config);
+    TestContext context({.weights = Weights::kFile, .size = 4096, .ubatch = ubatch});
+    context.append(prompt, 0);
+    const auto kept = Host::get().stats().at("mass_recall").get<double>();
+    std::printf("  ubatch %d, estimate_every %d: recall %.4f\n", ubatch, estimate_every, kept);
+    return kept;
+  };
+  const double whole = recall(4096, 2048);
+  const double shared = recall(512, 2048);
+  EXPECT_GT(whole, 0.8);
+  EXPECT_GT(shared, whole - 0.02);
+  EXPECT_GT(shared, recall(2048, 2048) - 0.02);
+  EXPECT_GT(shared, recall(512, 1) - 0.02);
+}
+
 }  // namespace
 }  // namespace minference::testing

@@ -140,7 +140,7 @@ TEST(MassRecall, RefusesWhatAttentionRefuses) {
 
 TEST(Guard, ReportsAndEnforces) {
   Case c;
-  c.q_len = 100;
+  c.q_len = 1024;  // 8 rows, one in 128
   c.q_heads = 6;
   c.pattern = Pattern::kAShape;
   const Problem problem = make_problem(c);
@@ -174,6 +174,22 @@ TEST(Guard, ReportsAndEnforces) {
   for (const double bad : {-0.1, 1.1, std::nan("")}) {
     EXPECT_THROW(guard(input, problem.params, {GuardMode::kEnforce, 8, bad}, index, stats),
                  InvalidArgument);
+  }
+}
+
+// As many rows as asked for, but at most one in 128 and at least one.
+TEST(Guard, SamplesFewerRowsOfShortChunks) {
+  for (const auto& [q_len, rows] : {std::pair{2048, 16}, {2047, 15}, {512, 4}, {255, 1}, {1, 1}}) {
+    Case c;
+    c.q_len = q_len;
+    c.extra = 100;
+    c.pattern = Pattern::kAShape;
+    const Problem problem = make_problem(c);
+    SparseIndex index = *problem.index();
+    const std::vector<double> recall = mass_recall(problem.input(), problem.params, index, rows);
+    Stats stats;
+    guard(problem.input(), problem.params, {GuardMode::kReport, 16, 0.9}, index, stats);
+    EXPECT_DOUBLE_EQ(stats.recall_sum, std::accumulate(recall.begin(), recall.end(), 0.0)) << q_len;
   }
 }
 

@@ -83,15 +83,18 @@ TEST(Methods, PublishedDefaults) {
   const MethodOptions vertical_slash = resolve_options(find_method("vertical_slash"), {});
   EXPECT_EQ(vertical_slash.at("vertical_size"), 1000);
   EXPECT_EQ(vertical_slash.at("slash_size"), 6096);
+  EXPECT_EQ(vertical_slash.at("estimate_every"), 2048);
   const MethodOptions a_shape = resolve_options(find_method("a_shape"), {});
   EXPECT_EQ(a_shape.at("n_init"), 128);
   EXPECT_EQ(a_shape.at("n_local"), 3968);
   EXPECT_EQ(resolve_options(find_method("block_sparse"), {}), (MethodOptions{{"top_k", 100}}));
-  EXPECT_EQ(resolve_options(find_method("flexprefill"), {}), (MethodOptions{{"gamma", 0.9},
-                                                                            {"tau", 0.1},
-                                                                            {"min_budget", 0},
-                                                                            {"max_budget", 0},
-                                                                            {"block_size", 128}}));
+  EXPECT_EQ(resolve_options(find_method("flexprefill"), {}),
+            (MethodOptions{{"gamma", 0.9},
+                           {"tau", 0.1},
+                           {"min_budget", 0},
+                           {"max_budget", 0},
+                           {"block_size", 128},
+                           {"estimate_every", 2048}}));
   EXPECT_EQ(resolve_options(find_method("xattention"), {}),
             (MethodOptions{{"stride", 8}, {"threshold", 0.9}, {"block_size", 128}, {"norm", 1}}));
   EXPECT_EQ(resolve_options(find_method("inf_llm"), {}), (MethodOptions{{"n_init", 128},
@@ -100,7 +103,8 @@ TEST(Methods, PublishedDefaults) {
                                                                         {"repr_topk", 4},
                                                                         {"block_size", 128},
                                                                         {"exc_block_size", 512}}));
-  EXPECT_EQ(resolve_options(find_method("static"), {}), vertical_slash);
+  EXPECT_EQ(resolve_options(find_method("static"), {}),
+            (MethodOptions{{"vertical_size", 1000}, {"slash_size", 6096}}));
   EXPECT_EQ(resolve_options(find_method("tri_shape"), {}),
             (MethodOptions{{"n_init", 128}, {"n_local", 3968}, {"n_last", 100}}));
   EXPECT_EQ(resolve_options(find_method("dilated1"), {}),

@@ -37,13 +37,16 @@ struct Avx2Vector {
   static bool any_above(Vec v, float bound) {
     return _mm256_movemask_ps(_mm256_cmp_ps(v, set1(bound), _CMP_GT_OQ)) != 0;
   }
-  static Vec keep_or_minus_infinity(Vec v, std::uint64_t bits) {
+  // All bits of lane i set where bit i is.
+  static Vec lane_mask(std::uint64_t bits) {
     const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const __m256i word = _mm256_set1_epi32(static_cast<int>(bits & 0xFFU));
-    const __m256i kept = _mm256_cmpeq_epi32(_mm256_and_si256(word, lane), lane);
-    return _mm256_blendv_ps(set1(-std::numeric_limits<float>::infinity()), v,
-                            _mm256_castsi256_ps(kept));
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(word, lane), lane));
   }
+  static Vec keep_or_minus_infinity(Vec v, std::uint64_t bits) {
+    return _mm256_blendv_ps(set1(-std::numeric_limits<float>::infinity()), v, lane_mask(bits));
+  }
+  static Vec keep_or_zero(Vec v, std::uint64_t bits) { return _mm256_and_ps(v, lane_mask(bits)); }
   // 2^floor(x) * polynomial(x - floor(x)). max and min return their second operand when one is NaN,
   // so a NaN score comes out as NaN.
   static Vec exp2_exact(Vec x) {

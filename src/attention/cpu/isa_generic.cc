@@ -34,12 +34,16 @@ struct GenericVector {
   static bool any_above(Vec v, float bound) {
     return v[0] > bound || v[1] > bound || v[2] > bound || v[3] > bound;
   }
-  static Vec keep_or_minus_infinity(Vec v, std::uint64_t bits) {
+  // All bits of lane i set where bit i is.
+  static IntVec lane_mask(std::uint64_t bits) {
     const IntVec lane{1, 2, 4, 8};
     const auto low = static_cast<std::int32_t>(bits & 0xFU);
-    const IntVec kept = (IntVec{low, low, low, low} & lane) != 0;
-    return kept ? v : set1(-std::numeric_limits<float>::infinity());
+    return (IntVec{low, low, low, low} & lane) != 0;
   }
+  static Vec keep_or_minus_infinity(Vec v, std::uint64_t bits) {
+    return lane_mask(bits) ? v : set1(-std::numeric_limits<float>::infinity());
+  }
+  static Vec keep_or_zero(Vec v, std::uint64_t bits) { return lane_mask(bits) ? v : zero(); }
   // 2^floor(x) * polynomial(x - floor(x)); NaN stays NaN because comparisons with it are false.
   static Vec exp2_exact(Vec x) {
     x = set1(-127.0F) > x ? set1(-127.0F) : x;

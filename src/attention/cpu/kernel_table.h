@@ -22,9 +22,11 @@ namespace minference::cpu {
 inline constexpr std::int64_t kTileRows = 64;             // query rows of a row block
 inline constexpr std::int64_t kTileKeys = 64;             // keys that are packed at a time
 inline constexpr std::int64_t kKeyGranule = kRunGranule;  // packed keys are addressed in these
-inline constexpr std::int64_t kBatchKeys = 128;   // keys that a row block attends to at a time
-inline constexpr std::int64_t kPanelWidth = 16;   // keys, or columns, of one packed panel
-inline constexpr std::int64_t kMaxLanes = 16;     // f32 lanes of the widest vector
+inline constexpr std::int64_t kBatchKeys = 128;  // keys that a row block attends to at a time
+inline constexpr std::int64_t kPanelWidth = 16;  // keys, or columns, of one packed panel
+inline constexpr std::int64_t kMaxLanes = 16;    // f32 lanes of the widest vector
+// A row of a batch's probabilities, between as many zeros as the widest vector has lanes.
+inline constexpr std::int64_t kProbabilityStride = kBatchKeys + 2 * kMaxLanes;
 inline constexpr std::int64_t kValueAlign = 16;   // v_head_dim is padded to a multiple
 inline constexpr std::int64_t kMaxHeadDim = 256;  // of q, k and of v
 
@@ -116,16 +118,23 @@ struct KernelTable {
   void (*attend)(RowBlock& block, const KeyBatch& keys);
   // As attend without values: only shift, bound and lane_sum are advanced.
   void (*sum_exponentials)(RowBlock& block, const KeyBatch& keys);
-  // Probabilities 2^(score - log_sum[r]) of a batch at probabilities[r * kBatchKeys ...]; 0 where
-  // masked.
+  // As sum_exponentials; sums[r] receives what the batch adds to row r, relative to shift[r] as it
+  // is afterwards: [0] by the keys whose bit is set in part[r] (as KeyBatch::mask), [1] by the others.
+  void (*split_exponentials)(RowBlock& block, const KeyBatch& keys,
+                             const std::uint64_t (*part)[kBatchKeys / 64], float (*sums)[2]);
+  // Probabilities 2^(score - log_sum[r]) of a batch, 0 where masked, [rows][kProbabilityStride]: the
+  // first key's stands at kMaxLanes, with zeros before it and behind the last.
   void (*probabilities)(RowBlock& block, const KeyBatch& keys, const float* log_sum,
                         float* probabilities);
   // Turns block.scores, as gemm() left them [rows][kBatchKeys], into exponentials
   // 2^(score - shift[r]), 0 where `keys` masks; of `keys` only granules and masks are read.
-  // Advances shift, bound and lane_sum.
-  void (*exponentials)(RowBlock& block, const KeyBatch& keys);
-  // Adds a tile of probabilities of `rows` rows to its column sums, column_sums[c] += p[r][c], and to
-  // its diagonal sums, diagonal_sums[c - r] += p[r][c] for c - r from 1 - rows to n_keys - 1.
+  // Advances shift, bound and lane_sum. group_sums [kBatchKeys / kMaxLanes] of a row receive the sums
+  // of kMaxLanes exponentials each; null: block.scores receives the exponentials themselves.
+  void (*exponentials)(RowBlock& block, const KeyBatch& keys,
+                       float (*group_sums)[kBatchKeys / kMaxLanes]);
+  // Adds probabilities() of a batch of n_keys, a multiple of 32, to its column sums,
+  // column_sums[c] += p[r][c], and to its diagonal sums, diagonal_sums[c - r] += p[r][c] for c - r from
+  // 1 - rows to n_keys - 1; up to kMaxLanes - 1 sums behind those are rewritten unchanged.
   void (*add_sums)(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
                    float* column_sums, float* diagonal_sums);
   // Sum of the lanes of row r.

@@ -18,13 +18,6 @@ class RowBlockScratch {
   RowBlockScratch(const KernelTable& kernels, const AttentionInput& input,
                   const AttentionParams& params, std::int64_t v_dim);
 
-  // Makes `keys` the `count` packed keys at `packed`, without values; `words` as in KeyBatch::add().
-  void load_keys(const std::byte* packed, std::int64_t count, const std::uint64_t* words) {
-    keys.clear();
-    keys.add(packed, kKeyGranule * block.dim * kernels_->element_size, nullptr, 0,
-             round_up(count, kKeyGranule), words, block.rows);
-  }
-
   // Loads query rows of head h, row_at(i) for i < rows, and empties the state.
   template <class RowAt>
   void load(std::int64_t b, std::int64_t h, std::int64_t rows, RowAt&& row_at) {

@@ -317,6 +317,12 @@ struct TileKernels {
     block.bound[r] = maximum + kShiftSlack;
   }
 
+  // Whether scores can be used as the product left them, with their scale applied on the way. The
+  // largest raw score is the largest score only when the scale is positive.
+  static bool scores_stay_raw(const RowBlock& block, const KeyBatch& keys) {
+    return !keys.masked && block.soft_cap <= 0.0F && block.score_scale > 0.0F;
+  }
+
   // One row's exponentials and their sum. kRaw: scores are as the product left them and get their
   // scale on the way, which costs nothing.
   template <bool kRaw, bool kStoreP>
@@ -341,8 +347,7 @@ struct TileKernels {
 
   template <bool kStoreP>
   static void softmax(RowBlock& block, const KeyBatch& keys, Strip strip, float* scores, Elem* p) {
-    // The largest raw score is the largest score only when the scale is positive.
-    const bool raw = !keys.masked && block.soft_cap <= 0.0F && block.score_scale > 0.0F;
+    const bool raw = scores_stay_raw(block, keys);
     for (std::int64_t i = 0; i < strip.rows; ++i) {
       const std::int64_t r = strip.begin + i;
       if (raw) {
@@ -426,6 +431,47 @@ struct TileKernels {
     });
   }
 
+  // One row's exponentials, summed inside and outside of `part`; kRaw as in softmax_row.
+  template <bool kRaw>
+  static void split_row(RowBlock& block, std::int64_t r, Vec largest, const float* scores,
+                        std::int64_t granules, const std::uint64_t* part, float* sums) {
+    if (Isa::any_above(largest, block.bound[r])) raise_shift(block, r, Isa::reduce_max(largest));
+    const Vec scale = Isa::set1(block.score_scale);
+    const Vec shift = Isa::set1(-block.shift[r]);
+    Vec inside = Isa::zero();
+    Vec outside = Isa::zero();
+    for (std::int64_t i = 0; i < granules * kKeyGranule; i += Isa::kLanes) {
+      const Vec score = Isa::load(scores + i);
+      const Vec e = Isa::exp2(kRaw ? Isa::fma(score, scale, shift) : Isa::add(score, shift));
+      const Vec kept = Isa::keep_or_zero(e, part[i / 64] >> (i % 64));
+      inside = Isa::add(inside, kept);
+      outside = Isa::add(outside, Isa::sub(e, kept));
+    }
+    float* lanes = block.lane_sum + r * kMaxLanes;
+    Isa::store(lanes, Isa::add(Isa::load(lanes), Isa::add(inside, outside)));
+    sums[0] = Isa::reduce_add(inside);
+    sums[1] = Isa::reduce_add(outside);
+  }
+
+  static void split_exponentials(RowBlock& block, const KeyBatch& keys,
+                                 const std::uint64_t (*part)[kBatchKeys / 64], float (*sums)[2]) {
+    const bool raw = scores_stay_raw(block, keys);
+    for_each_strip(block, [&](Strip strip) {
+      compute_scores(block, keys, strip);
+      for (std::int64_t i = 0; i < strip.rows; ++i) {
+        const std::int64_t r = strip.begin + i;
+        float* scores = block.scores + i * kBatchKeys;
+        if (raw) {
+          split_row<true>(block, r, largest_raw(block, keys.granules, scores), scores,
+                          keys.granules, part[r], sums[r]);
+        } else {
+          const Vec largest = finish_scores(block, keys.granules, keys.row_mask(r), scores);
+          split_row<false>(block, r, largest, scores, keys.granules, part[r], sums[r]);
+        }
+      }
+    });
+  }
+
   static float row_sum(const RowBlock& block, std::int64_t r) {
     return Isa::reduce_add(Isa::load(block.lane_sum + r * kMaxLanes));
   }
@@ -434,58 +480,110 @@ struct TileKernels {
 
   static void probabilities(RowBlock& block, const KeyBatch& keys, const float* log_sum,
                             float* probabilities) {
+    const bool raw = !keys.masked && block.soft_cap <= 0.0F;
+    const Vec scale = Isa::set1(block.score_scale);
+    const std::int64_t n_keys = keys.granules * kKeyGranule;
     for_each_strip(block, [&](Strip strip) {
       compute_scores(block, keys, strip);
       for (std::int64_t i = 0; i < strip.rows; ++i) {
         const std::int64_t r = strip.begin + i;
         float* scores = block.scores + i * kBatchKeys;
-        finish_scores(block, keys.granules, keys.row_mask(r), scores);
-        const Vec shift = Isa::set1(log_sum[r]);
-        for (std::int64_t key = 0; key < keys.granules * kKeyGranule; key += Isa::kLanes) {
-          Isa::store(probabilities + r * kBatchKeys + key,
-                     Isa::exp2(Isa::sub(Isa::load(scores + key), shift)));
+        if (!raw) finish_scores(block, keys.granules, keys.row_mask(r), scores);
+        const Vec shift = Isa::set1(-log_sum[r]);
+        float* to = probabilities + r * kProbabilityStride + kMaxLanes;
+        for (std::int64_t key = 0; key < n_keys; key += Isa::kLanes) {
+          const Vec score = Isa::load(scores + key);
+          Isa::store(to + key,
+                     Isa::exp2(raw ? Isa::fma(score, scale, shift) : Isa::add(score, shift)));
+        }
+        for (std::int64_t pad = 0; pad < kMaxLanes; pad += Isa::kLanes) {
+          Isa::store(to - kMaxLanes + pad, Isa::zero());
+          Isa::store(to + n_keys + pad, Isa::zero());
         }
       }
     });
   }
 
-  static void exponentials(RowBlock& block, const KeyBatch& keys) {
+  // One row of exponentials(); kRaw as in softmax_row.
+  template <bool kRaw, bool kGroups>
+  static void exponentials_row(RowBlock& block, std::int64_t r, Vec largest, float* scores,
+                               std::int64_t granules, float* group_sums) {
+    constexpr int kVecs = static_cast<int>(kMaxLanes / Isa::kLanes);  // of a group
+    if (Isa::any_above(largest, block.bound[r])) raise_shift(block, r, Isa::reduce_max(largest));
+    const Vec scale = Isa::set1(block.score_scale);
+    const Vec shift = Isa::set1(-block.shift[r]);
+    float* sums = block.lane_sum + r * kMaxLanes;
+    Vec sum = Isa::load(sums);
+    for (std::int64_t group = 0; group < granules * kKeyGranule / kMaxLanes; ++group) {
+      Vec of_group = Isa::zero();
+      for (int v = 0; v < kVecs; ++v) {
+        float* at = scores + group * kMaxLanes + v * Isa::kLanes;
+        const Vec score = Isa::load(at);
+        const Vec e =
+            Isa::exp2_exact(kRaw ? Isa::fma(score, scale, shift) : Isa::add(score, shift));
+        of_group = Isa::add(of_group, e);
+        if constexpr (!kGroups) Isa::store(at, e);
+      }
+      sum = Isa::add(sum, of_group);
+      if constexpr (kGroups) group_sums[group] = Isa::reduce_add(of_group);
+    }
+    Isa::store(sums, sum);
+  }
+
+  template <bool kGroups>
+  static void all_exponentials(RowBlock& block, const KeyBatch& keys,
+                               float (*group_sums)[kBatchKeys / kMaxLanes]) {
+    const bool raw = scores_stay_raw(block, keys);
     for (std::int64_t r = 0; r < block.rows; ++r) {
       float* scores = block.scores + r * kBatchKeys;
-      const Vec largest = finish_scores(block, keys.granules, keys.row_mask(r), scores);
-      if (Isa::any_above(largest, block.bound[r])) raise_shift(block, r, Isa::reduce_max(largest));
-      const Vec shift = Isa::set1(block.shift[r]);
-      float* sums = block.lane_sum + r * kMaxLanes;
-      Vec sum = Isa::load(sums);
-      for (std::int64_t key = 0; key < keys.granules * kKeyGranule; key += Isa::kLanes) {
-        const Vec e = Isa::exp2_exact(Isa::sub(Isa::load(scores + key), shift));
-        sum = Isa::add(sum, e);
-        Isa::store(scores + key, e);
+      float* groups = kGroups ? group_sums[r] : nullptr;
+      if (raw) {
+        exponentials_row<true, kGroups>(block, r, largest_raw(block, keys.granules, scores), scores,
+                                        keys.granules, groups);
+      } else {
+        const Vec largest = finish_scores(block, keys.granules, keys.row_mask(r), scores);
+        exponentials_row<false, kGroups>(block, r, largest, scores, keys.granules, groups);
       }
-      Isa::store(sums, sum);
+    }
+  }
+
+  static void exponentials(RowBlock& block, const KeyBatch& keys,
+                           float (*group_sums)[kBatchKeys / kMaxLanes]) {
+    if (group_sums != nullptr) {
+      all_exponentials<true>(block, keys, group_sums);
+    } else {
+      all_exponentials<false>(block, keys, nullptr);
     }
   }
 
   static void add_sums(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
                        float* column_sums, float* diagonal_sums) {
+    const float* first = probabilities + kMaxLanes;
     for (std::int64_t key = 0; key < n_keys; key += kKeyGranule) {
       Vec columns[kGranuleVecs];
       for (int v = 0; v < kGranuleVecs; ++v) {
         columns[v] = Isa::load(column_sums + key + v * Isa::kLanes);
       }
       for (std::int64_t r = 0; r < rows; ++r) {
-        const float* p = probabilities + r * kBatchKeys + key;
-        float* diagonal = diagonal_sums + key - r;
+        const float* p = first + r * kProbabilityStride + key;
         for (int v = 0; v < kGranuleVecs; ++v) {
-          const Vec x = Isa::load(p + v * Isa::kLanes);
-          columns[v] = Isa::add(columns[v], x);
-          float* to = diagonal + v * Isa::kLanes;
-          Isa::store(to, Isa::add(Isa::load(to), x));
+          columns[v] = Isa::add(columns[v], Isa::load(p + v * Isa::kLanes));
         }
       }
       for (int v = 0; v < kGranuleVecs; ++v) {
         Isa::store(column_sums + key + v * Isa::kLanes, columns[v]);
       }
+    }
+    // A vector of neighbouring diagonals moves on by one key with each row. Every sum is written
+    // once: rows that added to it in memory would wait for each other's stores.
+    for (std::int64_t d = 1 - rows; d < n_keys; d += Isa::kLanes) {
+      const std::int64_t begin = std::max<std::int64_t>(1 - Isa::kLanes - d, 0);
+      const std::int64_t end = std::min(rows, n_keys - d);
+      Vec sum[2] = {Isa::load(diagonal_sums + d), Isa::zero()};
+      for (std::int64_t r = begin; r < end; ++r) {
+        sum[r % 2] = Isa::add(sum[r % 2], Isa::load(first + r * (kProbabilityStride + 1) + d));
+      }
+      Isa::store(diagonal_sums + d, Isa::add(sum[0], sum[1]));
     }
   }
 };
@@ -507,6 +605,7 @@ KernelTable make_kernel_table(IsaLevel level) {
           Kernels::reset,
           Kernels::attend,
           Kernels::sum_exponentials,
+          Kernels::split_exponentials,
           Kernels::probabilities,
           Kernels::exponentials,
           Kernels::add_sums,

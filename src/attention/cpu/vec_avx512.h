@@ -35,6 +35,9 @@ struct Avx512Vector {
     return _mm512_mask_blend_ps(static_cast<__mmask16>(bits),
                                 set1(-std::numeric_limits<float>::infinity()), v);
   }
+  static Vec keep_or_zero(Vec v, std::uint64_t bits) {
+    return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), v);
+  }
   // scalef multiplies by 2^floor(x) and saturates like the exact result does; the reduction leaves
   // x - floor(x), and 0 for infinities.
   template <int kTerms>

@@ -31,11 +31,16 @@ struct NeonVector {
   static float reduce_max(Vec v) { return vmaxvq_f32(v); }
   static float reduce_add(Vec v) { return vaddvq_f32(v); }
   static bool any_above(Vec v, float bound) { return vmaxvq_u32(vcgtq_f32(v, set1(bound))) != 0; }
-  static Vec keep_or_minus_infinity(Vec v, std::uint64_t bits) {
+  // All bits of lane i set where bit i is.
+  static uint32x4_t lane_mask(std::uint64_t bits) {
     constexpr std::uint32_t kLaneBits[4] = {1, 2, 4, 8};
-    const uint32x4_t kept =
-        vtstq_u32(vdupq_n_u32(static_cast<std::uint32_t>(bits & 0xFU)), vld1q_u32(kLaneBits));
-    return vbslq_f32(kept, v, set1(-std::numeric_limits<float>::infinity()));
+    return vtstq_u32(vdupq_n_u32(static_cast<std::uint32_t>(bits & 0xFU)), vld1q_u32(kLaneBits));
+  }
+  static Vec keep_or_minus_infinity(Vec v, std::uint64_t bits) {
+    return vbslq_f32(lane_mask(bits), v, set1(-std::numeric_limits<float>::infinity()));
+  }
+  static Vec keep_or_zero(Vec v, std::uint64_t bits) {
+    return vbslq_f32(lane_mask(bits), v, zero());
   }
   // 2^floor(x) * polynomial(x - floor(x)). The clamps return NaN for NaN, and the polynomial keeps
   // it. The power of -127 is encoded as zero and that of 128 as infinity.
