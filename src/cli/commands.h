@@ -15,6 +15,7 @@ void add_run(CLI::App& app, int& exit_code);
 // `passthrough` is what followed "--" on the command line; it must outlive the parsing.
 void add_serve(CLI::App& app, const std::vector<std::string>& passthrough, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
+void add_search(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
 void add_list(CLI::App& app, int& exit_code);
 

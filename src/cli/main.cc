@@ -61,6 +61,7 @@ int parse_and_run(std::vector<std::string> arguments) {
   add_run(app, exit_code);
   add_serve(app, passthrough, exit_code);
   add_bench(app, exit_code);
+  add_search(app, exit_code);
   add_doctor(app, exit_code);
   add_list(app, exit_code);
   if (!passthrough.empty() && (arguments.empty() || arguments.front() != "serve")) {

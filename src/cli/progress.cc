@@ -4,7 +4,8 @@
 
 namespace minference::cli {
 
-Progress::Progress(std::int64_t total) : total_(total), start_(std::chrono::steady_clock::now()) {
+Progress::Progress(std::int64_t total, const char* label)
+    : total_(total), label_(label), start_(std::chrono::steady_clock::now()) {
   update(0, std::nullopt);
 }
 
@@ -14,7 +15,8 @@ void Progress::update(std::int64_t done, std::optional<double> kept_fraction) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   constexpr std::int64_t kWidth = 24;
   const std::int64_t filled = total_ > 0 ? kWidth * done / total_ : 0;
-  std::string line = "prefill [" + std::string(static_cast<std::size_t>(filled), '#') +
+  std::string line = label_ + std::string(" [") +
+                     std::string(static_cast<std::size_t>(filled), '#') +
                      std::string(static_cast<std::size_t>(kWidth - filled), '.') + "] " +
                      std::to_string(done) + "/" + std::to_string(total_) + " tokens";
   if (done > 0 && seconds > 0) {

@@ -1,4 +1,4 @@
-// The progress of a prefill, as a status line.
+// The progress of a pass over a prompt, as a status line.
 #pragma once
 
 #include <chrono>
@@ -12,13 +12,14 @@ namespace minference::cli {
 class Progress {
  public:
   // `total` tokens are to be done; the clock starts now.
-  explicit Progress(std::int64_t total);
+  explicit Progress(std::int64_t total, const char* label = "prefill");
 
   // Redraws: done/total, tokens/s, time left, kept share of the causal area if known.
   void update(std::int64_t done, std::optional<double> kept_fraction);
 
  private:
   std::int64_t total_;
+  const char* label_;
   StatusLine line_;
   std::chrono::steady_clock::time_point start_;
 };

@@ -14,10 +14,10 @@ namespace {
 TEST(Cli, HelpAndVersion) {
   const ProcessResult help = run_cli({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* word : {"run", "serve", "bench", "doctor", "list", "Exit codes"}) {
+  for (const char* word : {"run", "serve", "bench", "search", "doctor", "list", "Exit codes"}) {
     EXPECT_NE(help.out.find(word), std::string::npos) << word;
   }
-  for (const char* command : {"run", "serve", "bench", "doctor", "list"}) {
+  for (const char* command : {"run", "serve", "bench", "search", "doctor", "list"}) {
     const ProcessResult result = run_cli({command, "--help"});
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_NE(result.out.find("Example"), std::string::npos) << command;
@@ -35,6 +35,16 @@ TEST(Cli, ListNamesMethodsAndDefaults) {
         "default 1000", "tri_shape", "static", "alias: strided"}) {
     EXPECT_NE(result.out.find(word), std::string::npos) << word;
   }
+}
+
+TEST(Cli, ShippedPatternsAreListedAndTakenByName) {
+  const ProcessResult list = run_cli({"list"});
+  const std::string name = "smollm2-135m-instruct";
+  EXPECT_NE(list.out.find("\n  " + name + "\n"), std::string::npos) << list.out;
+  const std::string prompt = temporary_file("shipped.txt", cli_text(9000));
+  const ProcessResult result =
+      run_cli({"run", "-m", cli_model(), "-f", prompt, "-n", "1", "--json", "--pattern", name});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
 TEST(Cli, DoctorPassesHere) {
