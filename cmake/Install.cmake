@@ -1,7 +1,8 @@
 # What `cmake --install` leaves:
 #   include/minference, lib/libminference.a, lib/cmake/minference   the library, for find_package
-#   lib/minference/                                                the command line, the plug-in and
-#                                                                  llama.cpp's tools and libraries
+#   lib/minference/                                                the command line, the plug-in,
+#                                                                  llama.cpp's tools and libraries,
+#                                                                  and patterns/
 #   bin/minference -> lib/minference/minference
 # The programs keep a folder of their own, laid out as build/<preset>/bin is: ggml looks for its
 # modules beside the executable, and a llama.cpp that the user already has in the same prefix is not
@@ -34,6 +35,8 @@ if(MINFERENCE_LLAMA)
   install(TARGETS minference-cli ggml-minference
           RUNTIME DESTINATION ${minference_program_dir}
           LIBRARY DESTINATION ${minference_program_dir})
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/patterns" DESTINATION ${minference_program_dir}
+          FILES_MATCHING PATTERN "*.json")
   install(CODE "
     file(MAKE_DIRECTORY \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
     file(RELATIVE_PATH target \"/${CMAKE_INSTALL_BINDIR}\" \"/${minference_program_dir}/minference\")

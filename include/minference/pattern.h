@@ -17,7 +17,7 @@ struct HeadPattern {
   double score = 0.0;            // what the search recorded; informational
 };
 
-// The name of a kind in pattern files.
+// "vertical_and_slash", "stream_llm" or "block_sparse".
 const char* pattern_kind_name(HeadPattern::Kind kind);
 
 // A parsed file: a JSON array with one object per layer, each mapping the head number (a string) to
@@ -29,6 +29,18 @@ class PatternFile {
   // when its content is not such an array.
   static PatternFile load(const std::string& path);
   static PatternFile parse(const std::string& text, const std::string& name_in_errors);
+
+  PatternFile() = default;
+  // A file without any head yet.
+  explicit PatternFile(std::int64_t layers) : heads_(layers) {}
+
+  // Throws InvalidArgument for a layer, head or budget that a file cannot have.
+  void set(std::int64_t layer, std::int64_t head, const HeadPattern& pattern);
+
+  // The reference system's layout: what it wrote comes back as it was, byte for byte.
+  std::string to_json() const;
+  // Writes to_json() so that `path` holds the whole file or what it held before. Throws IoError.
+  void save(const std::string& path) const;
 
   std::int64_t layers() const { return static_cast<std::int64_t>(heads_.size()); }
   // One more than the largest head number in the file.

@@ -97,8 +97,11 @@ std::vector<CLI::Option*> add_ttft_options(CLI::App& command, TtftOptions& ttft)
       command.add_option("--ubatch", ttft.ubatch, "Tokens of a prefill step")
           ->check(integer_between(kRowBlock, 16384))
           ->capture_default_str(),
-      command.add_option("--pattern", ttft.pattern,
-                         "Pattern file (JSON) for the method minference"),
+      command
+          .add_option(
+              "--pattern", ttft.pattern,
+              "Pattern file (JSON), or the name of a shipped one, for the method minference")
+          ->transform(shipped_pattern()),
       command
           .add_option("--guard", ttft.guard,
                       "report: measure what mass is kept; enforce: run heads exactly that keep\n"

@@ -17,6 +17,7 @@ void add_serve(CLI::App& app, const std::vector<std::string>& passthrough, int& 
 void add_bench(CLI::App& app, int& exit_code);
 void add_perplexity(CLI::App& app, int& exit_code);
 void add_explain(CLI::App& app, int& exit_code);
+void add_search(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
 void add_list(CLI::App& app, int& exit_code);
 

@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/shipped_patterns.h"
 #include "llama/plugin_config.h"
 #include "minference/method.h"
 
@@ -25,11 +26,11 @@ int list() {
   }
   std::printf("  %-18s llama.cpp's own attention, untouched\n", llama_host::kStock);
   std::printf("\nKV methods:\n  %-18s every key and value is kept\n", "dense");
+  std::printf("\nmodels with shipped patterns (--pattern):\n");
+  for (const std::string& name : shipped_patterns()) std::printf("  %s\n", name.c_str());
   std::printf(
-      "\nmodels with shipped patterns:\n"
-      "  none yet; the method minference uses its default pattern (vertical_slash) for every "
-      "head,\n"
-      "  or the file given with --pattern\n");
+      "  any other model: its own file (`minference search` makes one), or without --pattern the\n"
+      "  default of the method minference for every head, vertical_slash (1000, 6096)\n");
   return kOk;
 }
 

@@ -63,6 +63,7 @@ int parse_and_run(std::vector<std::string> arguments) {
   add_bench(app, exit_code);
   add_perplexity(app, exit_code);
   add_explain(app, exit_code);
+  add_search(app, exit_code);
   add_doctor(app, exit_code);
   add_list(app, exit_code);
   if (!passthrough.empty() && (arguments.empty() || arguments.front() != "serve")) {

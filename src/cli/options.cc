@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "cli/shipped_patterns.h"
 #include "llama/plugin_config.h"
 #include "minference/error.h"
 #include "minference/method.h"
@@ -38,6 +39,14 @@ CLI::Validator integer_between(std::int64_t min, std::int64_t max) {
 CLI::Validator number_between(double min, double max) {
   // NaN fails both comparisons of the check and so is refused.
   return between<double>(min, max, "a number");
+}
+
+CLI::Validator shipped_pattern() {
+  const auto replace = [](std::string& input) -> std::string {
+    input = find_pattern(input);
+    return {};
+  };
+  return CLI::Validator(replace, "");
 }
 
 std::string method_names() { return attention_method_names() + ", " + llama_host::kStock; }
@@ -78,8 +87,12 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->allow_extra_args(false)
       ->envname("MINFERENCE_ATTN_OPTS");
   command
-      .add_option("--pattern", options.pattern,
-                  "Pattern file (JSON) for the method " + llama_host::pattern_method_names())
+      .add_option(
+          "--pattern", options.pattern,
+          "Pattern file (JSON), or the name of a shipped one (`minference list` has them), for\n"
+          "the method " +
+              llama_host::pattern_method_names())
+      ->transform(shipped_pattern())
       ->envname("MINFERENCE_PATTERN");
   command.add_option("--precision", options.precision, "Products in auto, f32 or bf16")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))

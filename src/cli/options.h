@@ -15,6 +15,9 @@ namespace minference::cli {
 CLI::Validator integer_between(std::int64_t min, std::int64_t max);
 CLI::Validator number_between(double min, double max);
 
+// Replaces the name of a shipped pattern file by its path.
+CLI::Validator shipped_pattern();
+
 // Model, attention, context and threads.
 struct ModelOptions {
   std::string model;

@@ -1,4 +1,4 @@
-// The progress of a prefill, as a status line.
+// The progress of a pass over a prompt, as a status line.
 #pragma once
 
 #include <chrono>

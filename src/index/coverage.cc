@@ -16,134 +16,155 @@ namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
 
-constexpr std::int64_t kLocalDistances = 4;  // nearest granules that every head keeps
+constexpr std::int64_t kLocalGranules = 3;  // before the row block's own, that every head keeps
 
-// The sampled rows of one sequence.
-struct Sample {
-  std::int64_t rows = 0;
-  std::int64_t position[kTileRows] = {};
-  std::int64_t first_key[kTileRows] = {};
-  std::int64_t end_key[kTileRows] = {};
-  std::int64_t row[kTileRows] = {};
-
-  Sample(const SequenceGeometry& geometry, std::int64_t wanted)
-      : rows(std::min(wanted, geometry.q_len)) {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      row[i] = geometry.q_len * (2 * i + 1) / (2 * rows);
-      position[i] = geometry.position(row[i]);
-      first_key[i] = geometry.first_key(row[i]);
-      end_key[i] = geometry.end_key(row[i]);
-    }
-  }
-
-  // Bit c of words[i]: row i sees key begin + c.
-  void mask(std::int64_t begin, std::uint64_t* words) const {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const std::int64_t from = std::clamp<std::int64_t>(first_key[i] - begin, 0, kTileKeys);
-      const std::int64_t to = std::clamp<std::int64_t>(end_key[i] - begin, from, kTileKeys);
-      const std::uint64_t below_to = to == 64 ? ~0ULL : (1ULL << to) - 1;
-      words[i] = from == 64 ? 0 : below_to & ~((1ULL << from) - 1);
-    }
-  }
-};
+std::int64_t floor_granule(std::int64_t position) {
+  return position >= 0 ? position / kRunGranule : -((kRunGranule - 1 - position) / kRunGranule);
+}
 
 int class_of(float mass, float mean) {
   if (!(mass >= 2 * mean)) return 0;
   return std::min(std::ilogb(mass / mean), MassTable::kClasses - 1);
 }
 
-// Adds a batch of n_keys probabilities a row, which it overwrites, to the table.
-void add_batch(const Sample& sample, std::int64_t begin, std::int64_t n_keys, float* probabilities,
-               MassTable& table) {
-  const std::int64_t granules = n_keys / kRunGranule;
-  const auto row_of = [=](std::int64_t r) {
-    return probabilities + r * kProbabilityStride + kMaxLanes;
-  };
-  float columns[kBatchKeys] = {};
-  for (std::int64_t granule = 0; granule < granules; ++granule) {
-    for (std::int64_t r = 0; r < sample.rows; ++r) {
-      const float* p = row_of(r) + granule * kRunGranule;
-      for (std::int64_t c = 0; c < kRunGranule; ++c) columns[granule * kRunGranule + c] += p[c];
+// One head on its way through the keys.
+class HeadEstimate {
+ public:
+  HeadEstimate(const SequenceGeometry& geometry, std::span<const std::int64_t> rows,
+               MassTable& table)
+      : rows_(static_cast<std::int64_t>(rows.size())), table_(table) {
+    const std::int64_t first = geometry.position(0);
+    table.q_len = geometry.q_len;
+    table.kv_len = geometry.kv_len;
+    table.total = 0;
+    table.columns.clear();
+    table.width = first % kRunGranule == 0 ? kRowBlock / kRunGranule : kRowBlock / kRunGranule + 1;
+    table.distances = geometry.kv_len / kRunGranule + table.width;
+    table.by_distance.assign(MassTable::kClasses * table.distances, 0.0F);
+    mean_ = static_cast<float>(rows_) / static_cast<float>(geometry.kv_len);
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      block_granule_[r] = floor_granule(first + rows[r] / kRowBlock * kRowBlock);
     }
   }
-  for (std::int64_t key = begin; key < MassTable::kSinks; ++key) table.total -= columns[key];
-  const auto mean = static_cast<float>(table.total / static_cast<double>(table.kv_len));
-  const auto distance = [&](std::int64_t r, std::int64_t key) {
-    return sample.position[r] / kRunGranule - key / kRunGranule;
-  };
-  for (std::int64_t c = 0; c < std::min(n_keys, table.kv_len - begin); ++c) {
-    // The sinks are kept whatever their mass is: nothing of theirs may be left to the distances.
-    const int weight_class =
-        begin + c < kRunGranule ? MassTable::kClasses - 1 : class_of(columns[c], mean);
-    if (weight_class == 0) continue;
-    const bool sink = begin + c < MassTable::kSinks;
-    table.columns.push_back({begin + c, sink ? 0.0F : columns[c], weight_class});
-    float* masses = table.by_distance.data() + weight_class * table.distances;
-    for (std::int64_t r = 0; r < sample.rows; ++r) {
-      float& p = row_of(r)[c];
-      if (p != 0.0F && !sink) masses[distance(r, begin + c)] += p;
-      p = 0.0F;
-    }
-  }
-  for (std::int64_t granule = 0; granule < granules; ++granule) {
-    for (std::int64_t r = 0; r < sample.rows; ++r) {
-      const float* p = row_of(r) + granule * kRunGranule;
-      float lanes[4] = {};
-      for (std::int64_t c = 0; c < kRunGranule; c += 4) {
-        for (std::int64_t lane = 0; lane < 4; ++lane) lanes[lane] += p[c + lane];
+
+  // Adds a batch of probabilities, n_keys a row, which it overwrites.
+  void add_batch(std::int64_t begin, std::int64_t n_keys, float* probabilities) {
+    const auto row_of = [=](std::int64_t r) {
+      return probabilities + r * kProbabilityStride + kMaxLanes;
+    };
+    if (begin == 0) expect_mass(row_of(0));
+    n_keys = std::min(n_keys, table_.kv_len - begin);
+    float columns[kBatchKeys] = {};
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      float* row = row_of(r);
+      // The sinks' mass counts nowhere.
+      for (std::int64_t c = 0; begin + c < std::min(MassTable::kSinks, table_.kv_len); ++c) {
+        row[c] = 0.0F;
       }
-      const float sum = lanes[0] + lanes[1] + lanes[2] + lanes[3];
-      if (sum != 0.0F) table.by_distance[distance(r, begin + granule * kRunGranule)] += sum;
+      for (std::int64_t c = 0; c < n_keys; ++c) columns[c] += row[c];
+    }
+    for (std::int64_t c = 0; c < n_keys; ++c) {
+      table_.total += columns[c];
+      const int weight_class =
+          begin + c < kRunGranule ? MassTable::kClasses - 1 : class_of(columns[c], mean_);
+      if (weight_class == 0) continue;
+      table_.columns.push_back({begin + c, columns[c], weight_class});
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        float& mass = row_of(r)[c];
+        add(weight_class, r, begin + c, std::exchange(mass, 0.0F));
+      }
+    }
+    for (std::int64_t granule = 0; granule < n_keys; granule += kRunGranule) {
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        const float* row = row_of(r) + granule;
+        float lanes[4] = {};
+        // Behind the last key of the sequence stand zeros.
+        for (std::int64_t c = 0; c < kRunGranule; c += 4) {
+          for (std::int64_t lane = 0; lane < 4; ++lane) lanes[lane] += row[c + lane];
+        }
+        add(0, r, begin + granule, lanes[0] + lanes[1] + lanes[2] + lanes[3]);
+      }
     }
   }
-}
 
-void estimate_head(const PackedKeys& packed, std::int64_t b, std::int64_t h, std::int64_t rows,
-                   RowProbabilities& probabilities, MassTable& table) {
-  const SequenceGeometry& geometry = packed.geometry()[b];
-  const Sample sample(geometry, rows);
-  table.b = b;
-  table.h = h;
-  table.q_len = geometry.q_len;
-  table.kv_len = geometry.kv_len;
-  table.total = 0;
-  table.columns.clear();
-  table.distances = geometry.kv_len / kRunGranule + 1;
-  table.by_distance.assign(MassTable::kClasses * table.distances, 0.0F);
-  bool started = false;
-  probabilities.load(b, h, sample.rows, [&](std::int64_t r) { return sample.row[r]; });
-  probabilities.visit_batches(
-      [&](KeyBatch& keys, auto&& batch) {
-        const std::int64_t first = sample.first_key[0] / kBatchKeys * kBatchKeys;
-        const std::int64_t end = sample.end_key[sample.rows - 1];
-        for (std::int64_t begin = first; begin < end; begin += kBatchKeys) {
-          keys.clear();
-          for (std::int64_t tile = begin; tile < std::min(begin + kBatchKeys, end);
-               tile += kTileKeys) {
-            std::uint64_t words[kTileRows];
-            sample.mask(tile, words);
-            const bool all = std::all_of(words, words + sample.rows,
-                                         [](std::uint64_t word) { return word == ~0ULL; });
-            keys.add(packed.keys(b, h, tile), packed.granule_bytes(), nullptr, 0, kTileKeys,
-                     all ? nullptr : words, sample.rows);
-          }
-          batch(begin);
-        }
-      },
-      [&](std::int64_t begin, std::int64_t n_keys, float* p) {
-        if (!std::exchange(started, true)) {
-          table.total = static_cast<double>(probabilities.seeing_rows());
-        }
-        add_batch(sample, begin, n_keys, p, table);
-      });
-}
+ private:
+  // The classes need the mean mass of a key before the last key is seen: all but the sinks' is left.
+  void expect_mass(const float* probabilities) {
+    double left = static_cast<double>(rows_);
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      for (std::int64_t c = 0; c < std::min(MassTable::kSinks, table_.kv_len); ++c) {
+        left -= probabilities[r * kProbabilityStride + c];
+      }
+    }
+    mean_ = static_cast<float>(std::max(left, 0.0) / static_cast<double>(table_.kv_len));
+  }
 
-// Share of the chunk's rows whose position is `position` or more.
+  void add(int weight_class, std::int64_t r, std::int64_t key, float mass) {
+    if (mass == 0.0F) return;
+    const std::int64_t distance = block_granule_[r] - key / kRunGranule;
+    const std::int64_t i = weight_class * table_.distances + distance + table_.width - 1;
+    table_.by_distance[i] += mass;
+  }
+
+  std::int64_t rows_;
+  MassTable& table_;
+  float mean_ = 0;                              // mass of a key, expected
+  std::int64_t block_granule_[kTileRows] = {};  // granule of the first row of the row's block
+};
+
+// Share of the chunk's rows that lie `position` or behind it.
 double share_of_rows(const MassTable& table, std::int64_t position) {
   const std::int64_t first = table.kv_len - table.q_len;
   const auto behind = static_cast<double>(table.kv_len - std::max(position, first));
   return std::max(behind / static_cast<double>(table.q_len), 0.0);
 }
+
+// The distances of one covering, as they are chosen.
+class Choice {
+ public:
+  Choice(const MassTable& table, const std::vector<double>& masses, const std::vector<double>& keys)
+      : width_(table.width), masses_(masses), keys_(keys), kept_(table.distances, 0) {
+    const std::int64_t local = std::min(table.width + kLocalGranules, table.distances);
+    for (std::int64_t i = 0; i < local; ++i) take(i);
+  }
+
+  // Takes distance i and, where it has too few kept neighbours for a run, the heavier of those beside.
+  void add(std::int64_t i) {
+    if (kept_[i] != 0) return;
+    take(i);
+    std::int64_t first = i;
+    std::int64_t last = i;
+    const auto size = static_cast<std::int64_t>(kept_.size());
+    const auto extend = [&] {
+      while (kept_[first - 1] != 0) --first;  // the local ones end every search
+      while (last + 1 < size && kept_[last + 1] != 0) ++last;
+    };
+    extend();
+    while (last - first + 1 < width_) {
+      const bool after = last + 1 < size && masses_[last + 1] >= masses_[first - 1];
+      take(after ? last + 1 : first - 1);
+      extend();
+    }
+  }
+
+  double mass() const { return mass_; }
+  double run_keys() const { return run_keys_; }
+  const std::vector<std::uint8_t>& kept() const { return kept_; }
+
+ private:
+  void take(std::int64_t i) {
+    kept_[i] = 1;
+    mass_ += masses_[i];
+    run_keys_ += keys_[i];
+  }
+
+  std::int64_t width_;
+  const std::vector<double>& masses_;  // by distance, of keys that are no columns
+  const std::vector<double>& keys_;    // by distance, mean keys per row block
+  std::vector<std::uint8_t> kept_;
+  double mass_ = 0;
+  double run_keys_ = 0;
+};
 
 }  // namespace
 
@@ -164,66 +185,63 @@ void estimate_coverage(const AttentionInput& input, const AttentionParams& param
     parallel_for(static_cast<std::int64_t>(heads.size()), params.threads,
                  [&](std::int64_t i, int thread) {
                    if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-                   Worker& worker = *workers[thread];
+                   auto& [probabilities, table] = *workers[thread];
+                   table.b = heads[i] / input.q.heads();
+                   table.h = heads[i] % input.q.heads();
+                   const SequenceGeometry& geometry = packed.geometry()[table.b];
+                   const std::int64_t count = std::min(rows, geometry.q_len);
+                   std::vector<std::int64_t> sampled(count);
+                   for (std::int64_t r = 0; r < count; ++r) {
+                     sampled[r] = geometry.q_len * (2 * r + 1) / (2 * count);
+                   }
+                   HeadEstimate estimate(geometry, sampled, table);
                    kernels.enter();
-                   estimate_head(packed, heads[i] / input.q.heads(), heads[i] % input.q.heads(),
-                                 rows, worker.probabilities, worker.table);
+                   probabilities.visit_rows(packed, table.b, table.h, sampled,
+                                            [&](std::int64_t begin, std::int64_t n_keys, float* p) {
+                                              estimate.add_batch(begin, n_keys, p);
+                                            });
                    kernels.leave();
-                   consume(worker.table);
+                   consume(table);
                  });
   });
 }
 
 Covering cover(const MassTable& table, double share, const KeyCosts& costs) {
-  // Mean keys per row block that one granule distance costs beside its neighbour.
   std::vector<double> keys(table.distances);
-  for (std::int64_t d = 0; d < table.distances; ++d) {
-    keys[d] = kRunGranule * share_of_rows(table, d * kRunGranule);
+  for (std::int64_t i = 0; i < table.distances; ++i) {
+    keys[i] = kRunGranule * share_of_rows(table, (i - table.width + 1) * kRunGranule);
   }
-  const std::int64_t local = std::min(kLocalDistances, table.distances);
   Covering best;
   double best_cost = INFINITY;
-  std::vector<double> residual(table.distances, 0.0);  // by distance, of keys that are no columns
+  std::vector<double> left(table.distances, 0.0);  // by distance, of keys that are no columns
   std::vector<std::pair<double, std::int64_t>> ranked;
-  std::vector<std::uint8_t> kept;
   for (int c = 0; c < MassTable::kClasses - 1; ++c) {
     // Columns: the classes above c; to the distances: classes 0 to c.
     const float* masses = table.of_class(c);
-    for (std::int64_t d = 0; d < table.distances; ++d) residual[d] += masses[d];
-    double mass = 0;
+    for (std::int64_t i = 0; i < table.distances; ++i) left[i] += masses[i];
+    double column_mass = 0;
     double column_keys = 0;
     for (const MassTable::Column& column : table.columns) {
       if (column.weight_class <= c) continue;
-      mass += column.mass;
+      column_mass += column.mass;
       column_keys += share_of_rows(table, column.key);
     }
-    double run_keys = kRunGranule;  // a run reaches one granule further for half of the rows
-    for (std::int64_t d = 0; d < local; ++d) {
-      mass += residual[d];
-      run_keys += keys[d];
-    }
     ranked.clear();
-    for (std::int64_t d = local; d < table.distances; ++d) {
-      if (residual[d] > 0.0) ranked.push_back({-residual[d] / keys[d], d});
+    for (std::int64_t i = 0; i < table.distances; ++i) {
+      if (left[i] > 0.0) ranked.push_back({-left[i] / std::max(keys[i], 1e-3), i});
     }
     std::sort(ranked.begin(), ranked.end());
-    kept.assign(table.distances, 0);
-    kept[local - 1] = 1;
-    std::size_t taken = 0;
-    while (mass < share * table.total && taken < ranked.size()) {
-      const std::int64_t d = ranked[taken++].second;
-      mass += residual[d];
-      kept[d] = 1;
-      // A run of its own reaches one granule further; one that closes a gap saves that.
-      const bool before = kept[d - 1] != 0;
-      const bool after = d + 1 < table.distances && kept[d + 1] != 0;
-      run_keys += keys[d] * (before && after ? 0 : before || after ? 1 : 2);
+    Choice choice(table, left, keys);
+    const double needed = share * table.total - column_mass;
+    for (const auto& [density, i] : ranked) {
+      if (choice.mass() >= needed) break;
+      choice.add(i);
     }
-    const double cost = costs.run * run_keys + costs.column * column_keys;
+    const double cost = costs.run * choice.run_keys() + costs.column * column_keys;
     if (cost >= best_cost) continue;
     best_cost = cost;
-    best = {table.total > 0 ? mass / table.total : 1.0, run_keys, column_keys, c + 1, {}};
-    for (std::size_t i = 0; i < taken; ++i) best.distances.push_back(ranked[i].second);
+    best = {table.total > 0 ? (column_mass + choice.mass()) / table.total : 1.0, choice.run_keys(),
+            column_keys, c + 1, choice.kept()};
   }
   return best;
 }
@@ -234,14 +252,18 @@ HeadIndex Covering::head(const MassTable& table) const {
   for (const MassTable::Column& column : table.columns) {
     if (column.weight_class >= least_class) head.columns.push_back(column.key);
   }
-  // Offset d * kRunGranule of a row lies d granules behind the row's own: one offset covers the
-  // distance for every row.
-  std::vector<OffsetRun> runs{{0, (kLocalDistances - 1) * kRunGranule + 1, 1}};
-  for (const std::int64_t d : distances) {
-    runs.push_back({d * kRunGranule, d * kRunGranule + 1, 1});
+  // An offset of d granules reaches, from the rows of a block, `width` granules: the distances
+  // d - width + 1 to d.
+  for (std::int64_t i = 0; i < table.distances; ++i) {
+    if (kept[i] == 0) continue;
+    std::int64_t end = i;
+    while (end + 1 < table.distances && kept[end + 1] != 0) ++end;
+    const std::int64_t first =
+        i;  // index i is distance i - width + 1, whose run begins at offset i
+    const std::int64_t last = end - table.width + 1;
+    head.runs.push_back({first * kRunGranule, std::max(first, last) * kRunGranule + 1, 1});
+    i = end;
   }
-  // Neighbouring granules leave no key between them.
-  head.runs = merge_runs(std::move(runs), kRunGranule - 1);
   return head;
 }
 

@@ -1,10 +1,10 @@
-// Coverage estimator: where the attention mass of rows spread over a chunk lies, by key and by
-// distance at once, so that the cheapest columns and runs that hold a given share of it follow.
+// Coverage estimator: where the attention mass of rows spread over a chunk lies, by key and by distance
+// at once, so that the cheapest columns and runs that hold a given share of it follow.
 //
-// Column sums and diagonal sums alone count the mass of a heavy key twice, once in its column and
-// once in every diagonal that crosses it: attention sinks look like far diagonals. Here the mass by
-// distance is kept apart by how heavy the key is, so that what a set of columns leaves to the
-// diagonals is known for several sets without a second look at the scores.
+// Column sums and diagonal sums alone count a heavy key twice, once in its column and once in every
+// diagonal that crosses it. Here what lies at a distance is kept apart by how heavy the key is, so
+// that what a set of columns leaves to the diagonals is known for several sets without a second look
+// at the scores.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,16 @@
 
 namespace minference {
 
-// Keys, and distances, are looked at in granules of the runs' own size.
+// The mass of one query head. Keys are looked at in granules of kRunGranule. The distance of a
+// granule to a row block is that of their positions: the granule of the block's first row less its
+// own. A row block of kRowBlock rows touches `width` granules itself, whose distances are
+// 1 - width to 0; a shorter block at the end of a chunk is taken for a whole one.
 struct MassTable {
-  // The first keys, whose mass counts nowhere: heads put there what they have no use for, up to
-  // nearly all of it (arXiv 2309.17453), and what they say is the rest.
+  // The first keys, whose mass counts nowhere: heads put there what they have no use for, up to nearly
+  // all of it (arXiv 2309.17453), and what they say is the rest.
   static constexpr std::int64_t kSinks = 4;
-  // Classes of keys by mass: class 0 is light; class c > 0 has at least 2^c times the mean mass of a
-  // key, the last one also what is more.
+  // Classes of keys: class 0 is light; a key of class c > 0 has at least 2^c times the mean mass of
+  // a key, the last one also what is more.
   static constexpr int kClasses = 9;
 
   struct Column {
@@ -36,44 +39,44 @@ struct MassTable {
   std::int64_t h = 0;
   std::int64_t q_len = 0;
   std::int64_t kv_len = 0;
-  double total = 0;             // mass of all sampled rows, without the sinks'
-  std::vector<Column> columns;  // of class 1 and more, ascending
-  // Mass by class of the key and granule distance, floor(query position / kRunGranule) -
-  // floor(key / kRunGranule): [kClasses][distances].
-  std::int64_t distances = 0;
-  std::vector<float> by_distance;
+  double total = 0;  // of all sampled rows, without the sinks
+  // Of class 1 and more, ascending. The keys of the first granule have the last class.
+  std::vector<Column> columns;
+  std::int64_t width = 0;
+  std::int64_t distances = 0;      // number of them, the first one being 1 - width
+  std::vector<float> by_distance;  // [kClasses][distances]
 
   const float* of_class(int c) const { return by_distance.data() + c * distances; }
 };
 
 // Calls consume(table) for every (sequence, query head) that has queries and keys and whose entry of
 // wanted [batch * q_heads] is not 0, from worker threads, several at a time. `rows`: sampled rows of
-// each, 1 to 64, spread evenly; causal inputs without explicit mask only. Keys are packed once for
-// the heads that share them; scores are computed twice instead of being kept.
+// each, 1 to 64, spread evenly; causal inputs without explicit mask only. Memory: the packed keys, at
+// most 1 GiB at a time; scores are computed twice instead of being kept.
 void estimate_coverage(const AttentionInput& input, const AttentionParams& params,
                        std::int64_t rows, std::span<const std::uint8_t> wanted,
                        const std::function<void(const MassTable&)>& consume);
 
-// What a kept key costs in a row block of kRowBlock rows, in any unit.
+// What a kept key costs in a row block, in any unit.
 struct KeyCosts {
   double run = 1;
   double column = 1;
 };
 
-// One way to cover a head's mass: columns of some class and more, and distances.
+// One way to cover a head: columns of some class and more, and distances.
 struct Covering {
-  double share = 0;     // of the sampled mass that it holds, by the table
+  double share = 0;     // of the sampled mass that it holds
   double run_keys = 0;  // mean number of keys per row block, of the runs
   double column_keys = 0;
   int least_class = 0;
-  std::vector<std::int64_t> distances;
+  std::vector<std::uint8_t> kept;  // [distances]; neighbours in groups of at least `width`
 
   // The diagonal form, runs not exact.
   HeadIndex head(const MassTable& table) const;
 };
 
-// The cheapest covering that holds at least `share` of the table's mass. The first kRunGranule keys
-// and the nearest four granules are always in it.
+// The cheapest covering that holds at least `share` of the table's mass. The first granule and the
+// row block's own with the three before them are always in it.
 Covering cover(const MassTable& table, double share, const KeyCosts& costs);
 
 }  // namespace minference

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 
 #include "attention/cpu/row_block_scratch.h"
 #include "attention/visible_keys.h"
@@ -51,13 +52,45 @@ class RowProbabilities {
         consume);
   }
 
-  // The same in two steps, for rows from anywhere: row_at(i) for i < rows, and the batches that they
-  // see. for_each_batch(keys, batch) is called twice; it fills the empty `keys` and calls batch(begin)
-  // for each.
+  // The same for at most kTileRows ascending rows from anywhere; without explicit mask only.
+  template <class Consume>
+  void visit_rows(const PackedKeys& packed, std::int64_t b, std::int64_t h,
+                  std::span<const std::int64_t> rows, Consume&& consume) {
+    using cpu::kBatchKeys;
+    using cpu::kTileKeys;
+    const SequenceGeometry& geometry = packed.geometry()[b];
+    const auto count = static_cast<std::int64_t>(rows.size());
+    load(b, h, count, [=](std::int64_t i) { return rows[i]; });
+    visit_batches(
+        [&](cpu::KeyBatch& keys, auto&& batch) {
+          const std::int64_t first = geometry.first_key(rows.front()) / kBatchKeys * kBatchKeys;
+          const std::int64_t end = geometry.end_key(rows.back());
+          std::uint64_t words[cpu::kTileRows];
+          for (std::int64_t begin = first; begin < end; begin += kBatchKeys) {
+            keys.clear();
+            for (std::int64_t tile = begin; tile < std::min(begin + kBatchKeys, end);
+                 tile += kTileKeys) {
+              const bool all = mark_visible(geometry, rows, tile, words);
+              keys.add(packed.keys(b, h, tile), packed.granule_bytes(), nullptr, 0, kTileKeys,
+                       all ? nullptr : words, count);
+            }
+            batch(begin);
+          }
+        },
+        consume);
+  }
+
+  // Rows of the last visit that see a key; known from the first consume() on.
+  std::int64_t seeing_rows() const { return seeing_rows_; }
+
+ private:
   template <class RowAt>
   void load(std::int64_t b, std::int64_t h, std::int64_t rows, RowAt&& row_at) {
     rows_.load(b, h, rows, row_at);
   }
+
+  // for_each_batch(keys, batch) is called twice; it fills the empty `keys` and calls batch(begin) for
+  // each batch.
   template <class ForEachBatch, class Consume>
   void visit_batches(ForEachBatch&& for_each_batch, Consume&& consume) {
     cpu::RowBlock& block = rows_.block;
@@ -79,10 +112,23 @@ class RowProbabilities {
     });
   }
 
-  // Rows of the last visit that see a key; known from the first consume() on.
-  std::int64_t seeing_rows() const { return seeing_rows_; }
+  // Bit c of words[i]: rows[i] sees key begin + c. True when all of the tile's bits are set.
+  static bool mark_visible(const SequenceGeometry& geometry, std::span<const std::int64_t> rows,
+                           std::int64_t begin, std::uint64_t* words) {
+    constexpr std::int64_t kKeys = cpu::kTileKeys;
+    bool all = true;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::int64_t from =
+          std::clamp<std::int64_t>(geometry.first_key(rows[i]) - begin, 0, kKeys);
+      const std::int64_t to =
+          std::clamp<std::int64_t>(geometry.end_key(rows[i]) - begin, from, kKeys);
+      const std::uint64_t below_to = to == kKeys ? ~0ULL : (1ULL << to) - 1;
+      words[i] = from == kKeys ? 0 : below_to & ~((1ULL << from) - 1);
+      all = all && words[i] == ~0ULL;
+    }
+    return all;
+  }
 
- private:
   const cpu::KernelTable& kernels_;
   cpu::RowBlockScratch rows_;
   VisibleKeys visible_;

@@ -26,7 +26,7 @@ constexpr std::int64_t kCheckRows = 4;
 constexpr double kCheckSlack = 0.05;
 // An index is chosen by the rows that it was estimated from, and holds less of all others' mass: on
 // real prompts about this share of what it leaves out.
-constexpr double kOptimism = 0.3;
+constexpr double kOptimism = 0.25;
 
 struct Rule {
   double coverage = 0;  // that is asked for
@@ -164,7 +164,7 @@ class AutoMethod final : public Method {
         {"coverage",
          "share of the attention mass beyond the first 4 keys (sinks) that every head keeps", 0.95,
          0, 1, false},
-        {"estimate_rows", "query rows per chunk that are looked at", 32, 1, 64, true},
+        {"estimate_rows", "query rows per chunk that are looked at", 64, 1, 64, true},
         {"min_keys", "rows that see fewer keys on average run dense", 1024, 0, kMaxCount, true},
         {"share_rows",
          "rows of the prompt after which a head is estimated anew; until then its index is kept "

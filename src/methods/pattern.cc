@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/replace_file.h"
 #include "minference/error.h"
 
 namespace minference {
@@ -117,6 +119,12 @@ HeadPattern parse_head(const json& value, const std::string& where) {
   return head;
 }
 
+// Scores are shares, or counts of elements, which the reference writes as whole numbers.
+json score_json(double score) {
+  const bool count = score > 1 && score == std::floor(score) && score < 0x1p53;
+  return count ? json(static_cast<std::int64_t>(score)) : json(score);
+}
+
 }  // namespace
 
 const char* pattern_kind_name(HeadPattern::Kind kind) {
@@ -173,6 +181,39 @@ PatternFile PatternFile::parse(const std::string& text, const std::string& name_
   }
   return file;
 }
+
+void PatternFile::set(std::int64_t layer, std::int64_t head, const HeadPattern& pattern) {
+  const auto check = [](const char* what, std::int64_t value, std::int64_t max) {
+    if (value >= 0 && value <= max) return;
+    throw InvalidArgument(std::string(what) + " is " + std::to_string(value) + "; legal: 0 to " +
+                          std::to_string(max));
+  };
+  check("layer", layer, layers() - 1);
+  check("head", head, kMaxHead);
+  check("vertical", pattern.vertical, kMaxSize);
+  check("slash", pattern.slash, kMaxSize);
+  if (!std::isfinite(pattern.score)) throw InvalidArgument("the score is not a finite number");
+  heads_[layer][head] = pattern;
+  max_head_ = std::max(max_head_, head);
+}
+
+std::string PatternFile::to_json() const {
+  std::string text = "[";
+  for (const auto& layer : heads_) {
+    text += text.size() > 1 ? ", {" : "{";
+    bool first = true;
+    for (const auto& [head, pattern] : layer) {
+      text += (first ? "\"" : ", \"") + std::to_string(head) + "\": [\"" +
+              pattern_kind_name(pattern.kind) + "\", " + std::to_string(pattern.vertical) + ", " +
+              std::to_string(pattern.slash) + ", " + score_json(pattern.score).dump() + "]";
+      first = false;
+    }
+    text += "}";
+  }
+  return text + "]";
+}
+
+void PatternFile::save(const std::string& path) const { replace_file(path, to_json()); }
 
 HeadPattern PatternFile::at(std::int64_t layer, std::int64_t head) const {
   if (layer < 0 || layer >= layers()) return {};

@@ -14,10 +14,12 @@ namespace {
 TEST(Cli, HelpAndVersion) {
   const ProcessResult help = run_cli({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* word : {"run", "serve", "bench", "perplexity", "doctor", "list", "Exit codes"}) {
+  for (const char* word : {"run", "serve", "bench", "perplexity", "explain", "search", "doctor",
+                           "list", "Exit codes"}) {
     EXPECT_NE(help.out.find(word), std::string::npos) << word;
   }
-  for (const char* command : {"run", "serve", "bench", "perplexity", "doctor", "list"}) {
+  for (const char* command :
+       {"run", "serve", "bench", "perplexity", "explain", "search", "doctor", "list"}) {
     const ProcessResult result = run_cli({command, "--help"});
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_NE(result.out.find("Example"), std::string::npos) << command;
@@ -35,6 +37,16 @@ TEST(Cli, ListNamesMethodsAndDefaults) {
                            "inf_llm", "mminference", "exc_block_size"}) {
     EXPECT_NE(result.out.find(word), std::string::npos) << word;
   }
+}
+
+TEST(Cli, ShippedPatternsAreListedAndTakenByName) {
+  const ProcessResult list = run_cli({"list"});
+  const std::string name = "smollm2-135m-instruct";
+  EXPECT_NE(list.out.find("\n  " + name + "\n"), std::string::npos) << list.out;
+  const std::string prompt = temporary_file("shipped.txt", cli_text(9000));
+  const ProcessResult result =
+      run_cli({"run", "-m", cli_model(), "-f", prompt, "-n", "1", "--json", "--pattern", name});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
 TEST(Cli, DoctorPassesHere) {

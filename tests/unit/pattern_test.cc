@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -140,6 +141,32 @@ TEST(PatternFile, ChecksTheModel) {
   EXPECT_NO_THROW(PatternFile::parse("[{}, {}]", "empty.json").check_model(2, 32, "toy"));
 }
 
+// As the reference system writes its files: shares of mass, and counts of elements.
+TEST(PatternFile, AReferenceFileComesBackAsItWas) {
+  const std::string text =
+      R"([{"0": ["vertical_and_slash", 1000, 6096, 0.9336], "1": ["stream_llm", 100, 800, 1.0], )"
+      R"("10": ["vertical_and_slash", 30, 800, 0.0]}, {}, {"3": ["block_sparse", 1000, 6096, 123456], )"
+      R"("4": ["vertical_and_slash", 3500, 100, 5.27e-05]}])";
+  EXPECT_EQ(PatternFile::parse(text, "x").to_json(), text);
+}
+
+TEST(PatternFile, IsFilledHeadByHead) {
+  PatternFile file(2);
+  EXPECT_EQ(file.heads(), 0);
+  file.set(1, 4, {Kind::kAShape, 64, 1024, 0.5});
+  file.set(1, 4, {Kind::kAShape, 64, 2048, 0.75});
+  EXPECT_EQ(file.layers(), 2);
+  EXPECT_EQ(file.heads(), 5);
+  EXPECT_EQ(file.at(1, 4).slash, 2048);
+  EXPECT_EQ(file.to_json(), R"([{}, {"4": ["stream_llm", 64, 2048, 0.75]}])");
+  EXPECT_THROW(file.set(2, 0, {}), InvalidArgument);
+  EXPECT_THROW(file.set(-1, 0, {}), InvalidArgument);
+  EXPECT_THROW(file.set(0, -1, {}), InvalidArgument);
+  EXPECT_THROW(file.set(0, 0, {Kind::kAShape, -1, 1, 0}), InvalidArgument);
+  EXPECT_THROW(file.set(0, 0, {Kind::kAShape, 1, (std::int64_t{1} << 31) + 1, 0}), InvalidArgument);
+  EXPECT_THROW(file.set(0, 0, {Kind::kAShape, 1, 1, std::nan("")}), InvalidArgument);
+}
+
 class PatternPath : public testing::Test {
  protected:
   void SetUp() override {
@@ -158,6 +185,22 @@ TEST_F(PatternPath, LoadsAFile) {
   const PatternFile file = PatternFile::load(path_);
   EXPECT_EQ(file.layers(), 3);
   EXPECT_EQ(file.name(), path_.string());
+}
+
+TEST_F(PatternPath, SavesAWholeFileOrNone) {
+  const PatternFile file = PatternFile::parse(kGood, "good.json");
+  file.save(path_);
+  EXPECT_EQ(PatternFile::load(path_).to_json(), file.to_json());
+  EXPECT_FALSE(std::filesystem::exists(path_.string() + ".tmp"));
+  const std::string missing = path_.string() + ".d/pattern.json";
+  try {
+    file.save(missing);
+    FAIL();
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find(missing), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(file.save("/dev/null"), IoError);
+  EXPECT_THROW(file.save(testing::TempDir()), IoError);
 }
 
 TEST_F(PatternPath, ContentErrorsNameTheFile) {
