@@ -91,9 +91,12 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
           "--pattern", options.pattern,
           "Pattern file (JSON), or the name of a shipped one (`minference list` has them), for\n"
           "the method " +
-              llama_host::pattern_method_names())
+              llama_host::pattern_method_names() + "; without --attn: minference")
       ->transform(shipped_pattern())
       ->envname("MINFERENCE_PATTERN");
+  command.parse_complete_callback([&command, &options] {
+    if (!options.pattern.empty() && command.count("--attn") == 0) options.attn = "minference";
+  });
   command.add_option("--precision", options.precision, "Products in auto, f32 or bf16")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))
       ->envname("MINFERENCE_PRECISION")

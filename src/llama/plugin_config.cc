@@ -32,7 +32,8 @@ constexpr std::array<Variable, kVariableCount> kVariables{{
     {"MINFERENCE_ATTN", "attn", "a method of `minference list`, or stock", "auto"},
     {"MINFERENCE_ATTN_OPTS", "options", "key=value,key=value with the method's options",
      "the method's defaults"},
-    {"MINFERENCE_PATTERN", "pattern", "path of a pattern file, for methods that take one", "none"},
+    {"MINFERENCE_PATTERN", "pattern",
+     "path of a pattern file, for methods that take one; alone it means minference", "none"},
     {"MINFERENCE_MIN_ROWS", "min_rows", "an integer from 64 to 1048576", "64"},
     {"MINFERENCE_MIN_KV", "min_kv", "an integer from 1 to 1073741824", "512"},
     {"MINFERENCE_PRECISION", "precision", "auto, f32 or bf16", "auto"},
@@ -109,7 +110,11 @@ IsaLevel choose_level(const PluginConfig& config) {
 
 PluginConfig build(const Given& given) {
   PluginConfig config;
-  if (const std::string* text = given.find(kAttn)) config.attn = *text;
+  if (const std::string* text = given.find(kAttn)) {
+    config.attn = *text;
+  } else if (given.find(kPattern) != nullptr) {
+    config.attn = "minference";
+  }
   if (config.attn != kStock) {
     config.method = named(given, kAttn, [&] { return &find_method(config.attn); });
     config.attn = config.method->name();  // rather than an alias

@@ -116,6 +116,7 @@ TEST_F(Config, PatternGoesWithEveryMethodThatTakesOne) {
   for (const char* method : {"minference", "tri_mix_minference"}) {
     EXPECT_NE(config(method).patterns, nullptr) << method;
   }
+  EXPECT_EQ(config_from_json(R"({"pattern": ")" + path + R"("})").attn, "minference");
   for (const char* method : {"dense", "tri_mix", "stock"}) {
     try {
       config(method);
