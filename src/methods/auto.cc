@@ -164,7 +164,7 @@ class AutoMethod final : public Method {
         {"coverage",
          "share of the attention mass beyond the first 4 keys (sinks) that every head keeps", 0.95,
          0, 1, false},
-        {"estimate_rows", "query rows per chunk that are looked at", 64, 1, 64, true},
+        {"estimate_rows", "query rows per chunk that are looked at", 48, 1, 64, true},
         {"min_keys", "rows that see fewer keys on average run dense", 1024, 0, kMaxCount, true},
         {"share_rows",
          "rows of the prompt after which a head is estimated anew; until then its index is kept "
