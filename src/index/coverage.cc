@@ -23,7 +23,7 @@ std::int64_t floor_granule(std::int64_t position) {
 }
 
 int class_of(float mass, float mean) {
-  if (!(mass >= 2 * mean)) return 0;
+  if (!(mass > 0 && mass >= 2 * mean)) return 0;  // nor what is no number
   return std::min(std::ilogb(mass / mean), MassTable::kClasses - 1);
 }
 

@@ -162,6 +162,29 @@ TEST(MassTable, BatchesPagesWindowsAndRowsThatSeeNothing) {
   expect_table(c, 50);
 }
 
+// Where the sinks take everything there is no mass to classify by.
+TEST(MassTable, AllMassOnTheFirstKey) {
+  Case c;
+  c.q_len = 100;
+  c.extra = 100;
+  c.q_heads = 2;
+  c.kv_heads = 1;
+  Problem problem = make_problem(c);
+  for (std::int64_t row = 0; row < c.q_len; ++row) {
+    for (std::int64_t h = 0; h < c.q_heads; ++h) problem.q.set(0, row, h, 0, 100);
+  }
+  for (std::int64_t key = 0; key < c.q_len + c.extra; ++key) {
+    problem.k.set(0, key, 0, 0, key == 0 ? 1000 : 0);
+  }
+  for (const MassTable& table : tables_of(problem, 32)) {
+    EXPECT_EQ(table.total, 0);
+    EXPECT_EQ(table.columns.size(), 32U);
+    const Covering covering = cover(table, 0.95, {1, 1});
+    EXPECT_EQ(covering.share, 1);
+    EXPECT_EQ(covering.head(table).runs.size(), 1U);
+  }
+}
+
 // What a covering says it holds of the sampled rows, its index does hold.
 TEST(Coverings, HoldTheirShare) {
   for (const std::int64_t extra : {0, 37, 1000}) {
