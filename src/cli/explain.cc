@@ -1,6 +1,5 @@
 // minference explain: one prefill, and a report of what attention did in it.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "cli/report_folder.h"
 #include "cli/report_pictures.h"
 #include "cli/stop_signal.h"
+#include "core/stopwatch.h"
 #include "llama/engine.h"
 #include "llama/model_file.h"
 #include "llama/plugin_config.h"
@@ -28,7 +28,6 @@ namespace {
 using llama_host::AttentionCall;
 using llama_host::Engine;
 using llama_host::PluginTotals;
-using Clock = std::chrono::steady_clock;
 
 struct ExplainOptions {
   ModelOptions model;
@@ -39,10 +38,6 @@ struct ExplainOptions {
   bool text = false;
   bool json = false;
 };
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // What both prefills share.
 class Explainer {
@@ -57,10 +52,10 @@ class Explainer {
   void measure(std::vector<ShownHead>& shown) {
     double observing = 0;
     prefill("prefill", [&](const AttentionCall& call) {
-      const auto start = Clock::now();
+      const Stopwatch watch;
       figures_.add(call, options_.model.guard_rows);
       add_maps(call, shown);
-      observing += seconds_since(start);
+      observing += watch.seconds();
     });
     // The first token is sampled, not decoded further.
     ttft_seconds_ = engine_.generate({}, 1).first_token_seconds - observing;
@@ -199,9 +194,9 @@ int run(const CLI::App& command, const ExplainOptions& options) {
   Engine engine(engine_options(options.model, stop));
   check_heads(asked, engine.model().layers, engine.model().heads);
   const std::string text = render_prompt(engine, options.prompt, prompt);
-  const auto tokenise_start = Clock::now();
+  const Stopwatch tokenise_watch;
   std::vector<llama_host::Token> tokens = engine.tokenize(text);
-  const double tokenise_seconds = seconds_since(tokenise_start);
+  const double tokenise_seconds = tokenise_watch.seconds();
   Explainer explainer(options, engine, std::move(tokens));
   explainer.open_context();
   for (const std::string& warning : engine.warnings()) warn(warning);

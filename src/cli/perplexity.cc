@@ -1,6 +1,5 @@
 // minference perplexity: how well a model predicts the end of long windows of a text.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -12,6 +11,7 @@
 #include "cli/prompt_file.h"
 #include "cli/status_line.h"
 #include "cli/stop_signal.h"
+#include "core/stopwatch.h"
 #include "llama/engine.h"
 #include "llama/model_file.h"
 
@@ -168,15 +168,14 @@ int run(const PerplexityOptions& options) {
   StatusLine line;
   for (std::int64_t window = 0; window < options.windows; ++window) {
     Loss loss;
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const std::vector<double> scores =
         engine.prefill_scored(windows.tokens(window), options.last, [&](std::int64_t done) {
           line.show("window " + std::to_string(window + 1) + " of " +
                     std::to_string(options.windows) + ": " + std::to_string(done) + "/" +
                     std::to_string(options.model.context) + " tokens");
         });
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = watch.seconds();
     line.clear();
     for (const double score : scores) {
       loss.add(-score);

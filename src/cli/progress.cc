@@ -4,15 +4,13 @@
 
 namespace minference::cli {
 
-Progress::Progress(std::int64_t total, const char* label)
-    : total_(total), label_(label), start_(std::chrono::steady_clock::now()) {
+Progress::Progress(std::int64_t total, const char* label) : total_(total), label_(label) {
   update(0, std::nullopt);
 }
 
 void Progress::update(std::int64_t done, std::optional<double> kept_fraction) {
   if (!line_.visible()) return;
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const double seconds = watch_.seconds();
   constexpr std::int64_t kWidth = 24;
   const std::int64_t filled = total_ > 0 ? kWidth * done / total_ : 0;
   std::string line = std::string(label_) + " [" +

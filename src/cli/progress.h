@@ -1,11 +1,11 @@
 // The progress of a pass over a prompt, as a status line.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 
 #include "cli/status_line.h"
+#include "core/stopwatch.h"
 
 namespace minference::cli {
 
@@ -21,7 +21,7 @@ class Progress {
   std::int64_t total_;
   const char* label_;
   StatusLine line_;
-  std::chrono::steady_clock::time_point start_;
+  Stopwatch watch_;
 };
 
 }  // namespace minference::cli

@@ -15,35 +15,38 @@ std::string text_of(const Json& value, const std::string& name) {
   return value.get<std::string>();
 }
 
+void set_member(const std::string& key, const Json& value, const std::string& origin,
+                PromptLine& line) {
+  const std::string name = origin + ": " + key;
+  if (key == "id") {
+    line.id = value;
+  } else if (key == "prompt") {
+    line.prompt = text_of(value, name);
+  } else if (key == "tokens") {
+    const bool legal =
+        value.is_number_integer() && value >= Json(1) && value <= Json(kMaxAnswerTokens);
+    if (!legal) {
+      throw InvalidArgument(name + " " + value.dump() + " is not an integer from 1 to " +
+                            std::to_string(kMaxAnswerTokens));
+    }
+    line.tokens = value.get<std::int64_t>();
+  } else if (key == "system") {
+    line.system = text_of(value, name);
+  } else if (key == "chat") {
+    if (!value.is_boolean()) throw InvalidArgument(name + " must be true or false");
+    line.chat = value.get<bool>();
+  } else {
+    throw InvalidArgument(origin + ": unknown key '" + key +
+                          "', expected one of id, prompt, tokens, system, chat");
+  }
+}
+
 PromptLine parse_line(const std::string& text, const std::string& origin) {
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) throw InvalidArgument(origin + " is not a JSON object");
   PromptLine line;
   line.origin = origin;
-  for (const auto& [key, value] : json.items()) {
-    const std::string name = origin + ": " + key;
-    if (key == "id") {
-      line.id = value;
-    } else if (key == "prompt") {
-      line.prompt = text_of(value, name);
-    } else if (key == "tokens") {
-      const bool legal =
-          value.is_number_integer() && value >= Json(1) && value <= Json(kMaxAnswerTokens);
-      if (!legal) {
-        throw InvalidArgument(name + " " + value.dump() + " is not an integer from 1 to " +
-                              std::to_string(kMaxAnswerTokens));
-      }
-      line.tokens = value.get<std::int64_t>();
-    } else if (key == "system") {
-      line.system = text_of(value, name);
-    } else if (key == "chat") {
-      if (!value.is_boolean()) throw InvalidArgument(name + " must be true or false");
-      line.chat = value.get<bool>();
-    } else {
-      throw InvalidArgument(origin + ": unknown key '" + key +
-                            "', expected one of id, prompt, tokens, system, chat");
-    }
-  }
+  for (const auto& [key, value] : json.items()) set_member(key, value, origin, line);
   if (!json.contains("prompt")) throw InvalidArgument(origin + " has no prompt");
   check_prompt(line.prompt, origin + ": the prompt");
   return line;

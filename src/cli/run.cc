@@ -14,6 +14,7 @@
 #include "cli/prompt_lines.h"
 #include "cli/segment_option.h"
 #include "cli/stop_signal.h"
+#include "core/stopwatch.h"
 #include "llama/engine.h"
 #include "llama/model_file.h"
 #include "llama/plugin_config.h"
@@ -189,13 +190,12 @@ void answer(Engine& engine, const RunOptions& options, const Request& request) {
   result.prompt_tokens = static_cast<std::int64_t>(request.tokens.size());
   {
     Progress progress(result.prompt_tokens);
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     engine.prefill(request.tokens, [&](std::int64_t done) {
       const auto totals = engine.plugin_totals();
       progress.update(done, totals ? totals->kept_fraction : std::nullopt);
     });
-    result.prefill_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    result.prefill_seconds = watch.seconds();
   }
   result.generation =
       engine.generate(options.sampling, request.answer_tokens, [&](std::string_view text) {

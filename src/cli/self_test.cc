@@ -1,13 +1,13 @@
 #include "cli/self_test.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include "attention/cpu/executor.h"
 #include "attention/reference/reference.h"
+#include "core/stopwatch.h"
 
 namespace minference::cli {
 namespace {
@@ -80,7 +80,7 @@ SparseIndex make_index() {
 }  // namespace
 
 SelfTestResult self_test(IsaLevel level) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   SelfTestResult result;
   // Outputs are averages of values of unit variance. f32 levels differ from fp64 by sums of a few
   // hundred roundings of 2^-24. bf16 levels round each input and probability to 2^-9 of its size:
@@ -98,7 +98,7 @@ SelfTestResult self_test(IsaLevel level) {
       if (std::isnan(error)) return result;
     }
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.seconds = watch.seconds();
   return result;
 }
 

@@ -99,6 +99,7 @@ int serve(const ModelOptions& options, const std::vector<std::string>& passthrou
   }
   std::vector<std::string> arguments = server_arguments(server, options, passthrough);
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   execv(server.c_str(), argv.data());

@@ -1,5 +1,7 @@
 #include "core/replace_file.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -11,7 +13,10 @@
 namespace minference {
 namespace {
 
-std::string temporary_path(const std::string& path) { return path + ".tmp"; }
+// Of this process: two that replace a file at the same time must not write into one another's.
+std::string temporary_path(const std::string& path) {
+  return path + "." + std::to_string(getpid()) + ".tmp";
+}
 
 std::string reason() { return errno != 0 ? std::strerror(errno) : "unknown reason"; }
 

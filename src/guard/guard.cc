@@ -1,18 +1,16 @@
 #include "minference/guard.h"
+#include "core/stopwatch.h"
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "attention/cpu/row_block_scratch.h"
 #include "attention/precision.h"
 #include "attention/validate.h"
 #include "attention/visible_keys.h"
-#include "core/parallel.h"
 #include "index/packed_keys.h"
 #include "minference/error.h"
 
@@ -155,16 +153,9 @@ std::vector<double> sampled_recall(const AttentionInput& input, const AttentionP
       sample.visible.collect(i, geometry, nullptr, sample.row(i), visible);
     }
   }
-  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
-  packed.in_waves(wanted, [&](std::span<const std::int64_t> heads) {
-    parallel_for(
-        static_cast<std::int64_t>(heads.size()), params.threads, [&](std::int64_t i, int thread) {
-          const std::int64_t b = heads[i] / index.q_heads;
-          const std::int64_t h = heads[i] % index.q_heads;
-          if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-          recall[heads[i]] = head_recall(kernels, packed, samples[b], sparse_head(&index, b, h), b,
-                                         h, *workers[thread]);
-        });
+  packed.for_each_head<Worker>(wanted, [&](std::int64_t b, std::int64_t h, Worker& worker, int) {
+    recall[b * index.q_heads + h] =
+        head_recall(kernels, packed, samples[b], sparse_head(&index, b, h), b, h, worker);
   });
   return recall;
 }
@@ -194,7 +185,7 @@ void guard(const AttentionInput& input, const AttentionParams& params, const Gua
     throw InvalidArgument("min_recall is " + std::to_string(options.min_recall) +
                           "; legal: numbers from 0 to 1");
   }
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   check(input, params, index, options.rows);
   std::vector<double> recall = sampled_recall(input, params, index, [&](std::int64_t q_len) {
     return std::clamp<std::int64_t>(q_len / kRowsPerSample, 1, options.rows);
@@ -210,8 +201,7 @@ void guard(const AttentionInput& input, const AttentionParams& params, const Gua
   }
   stats.recall_count += static_cast<std::int64_t>(recall.size());
   if (replaced > 0) stats.fallbacks["a head's recall was below min_recall"] += replaced;
-  stats.guard_seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  stats.guard_seconds += watch.seconds();
 }
 
 }  // namespace minference

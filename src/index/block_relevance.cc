@@ -1,12 +1,12 @@
 #include "index/block_relevance.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <limits>
 
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/row_source.h"
+#include "attention/score.h"
 #include "core/aligned_buffer.h"
 #include "core/parallel.h"
 #include "index/mean_rows.h"
@@ -142,6 +142,7 @@ class Estimator {
       kernels_.pack_keys(rows, input_.k.dtype, kTileKeys, input_.k.dim(), dim_,
                          worker.keys.data() + key / kTileKeys * packed_tile);
     }
+    const float scale = score_scale(input_, params_);
     const std::byte* queries = queries_[b * input_.k.heads() + kv_head].data();
     for (std::int64_t tile = 0; tile < tiles(b); ++tile) {
       const std::int64_t first = tile * kTileRows;
@@ -151,21 +152,15 @@ class Estimator {
                     worker.scores.data(), size, false);
       for (std::int64_t i = 0; i < count; ++i) {
         float* scores = worker.scores.data() + i * size;
-        for (std::int64_t key = 0; key < size; ++key) scores[key] = score(scores[key]);
+        for (std::int64_t key = 0; key < size; ++key) {
+          scores[key] = soft_capped(scale * scores[key], params_.soft_cap);
+        }
         BlockRelevance& head =
             result_[b * input_.q.heads() + kv_head * group_ + (first + i) % group_];
         head.values[(first + i) / group_ * head.blocks.size() + n - head.blocks.begin] =
             mean_of_highest(scores, size, options_.representatives);
       }
     }
-  }
-
-  float score(float product) const {
-    const float scale = params_.scale != 0.0F
-                            ? params_.scale
-                            : 1.0F / std::sqrt(static_cast<float>(input_.q.dim()));
-    const float cap = params_.soft_cap;
-    return cap > 0.0F ? cap * std::tanh(scale * product / cap) : scale * product;
   }
 
   const AttentionInput& input_;

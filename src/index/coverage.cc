@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <utility>
 
 #include "attention/precision.h"
 #include "attention/visible_keys.h"
-#include "core/parallel.h"
 #include "index/packed_keys.h"
 #include "index/row_probabilities.h"
 
@@ -23,7 +21,8 @@ std::int64_t floor_granule(std::int64_t position) {
 }
 
 int class_of(float mass, float mean) {
-  if (!(mass > 0 && mass >= 2 * mean)) return 0;  // nor what is no number
+  // Where the sinks took all mass, nothing is left to compare with.
+  if (mass <= 0 || !(mass >= 2 * mean)) return 0;
   return std::min(std::ilogb(mass / mean), MassTable::kClasses - 1);
 }
 
@@ -136,10 +135,11 @@ class Choice {
     std::int64_t last = i;
     const auto size = static_cast<std::int64_t>(kept_.size());
     const auto extend = [&] {
-      while (kept_[first - 1] != 0) --first;  // the local ones end every search
+      while (first > 0 && kept_[first - 1] != 0) --first;
       while (last + 1 < size && kept_[last + 1] != 0) ++last;
     };
     extend();
+    // What reaches the first distance holds the local ones, which are enough.
     while (last - first + 1 < width_) {
       const bool after = last + 1 < size && masses_[last + 1] >= masses_[first - 1];
       take(after ? last + 1 : first - 1);
@@ -180,29 +180,24 @@ void estimate_coverage(const AttentionInput& input, const AttentionParams& param
     Worker(const KernelTable& k, const AttentionInput& i, const AttentionParams& p)
         : probabilities(k, i, p) {}
   };
-  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
-  packed.in_waves(wanted, [&](std::span<const std::int64_t> heads) {
-    parallel_for(static_cast<std::int64_t>(heads.size()), params.threads,
-                 [&](std::int64_t i, int thread) {
-                   if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-                   auto& [probabilities, table] = *workers[thread];
-                   table.b = heads[i] / input.q.heads();
-                   table.h = heads[i] % input.q.heads();
-                   const SequenceGeometry& geometry = packed.geometry()[table.b];
-                   const std::int64_t count = std::min(rows, geometry.q_len);
-                   std::vector<std::int64_t> sampled(count);
-                   for (std::int64_t r = 0; r < count; ++r) {
-                     sampled[r] = geometry.q_len * (2 * r + 1) / (2 * count);
-                   }
-                   HeadEstimate estimate(geometry, sampled, table);
-                   kernels.enter();
-                   probabilities.visit_rows(packed, table.b, table.h, sampled,
-                                            [&](std::int64_t begin, std::int64_t n_keys, float* p) {
-                                              estimate.add_batch(begin, n_keys, p);
-                                            });
-                   kernels.leave();
-                   consume(table);
-                 });
+  packed.for_each_head<Worker>(wanted, [&](std::int64_t b, std::int64_t h, Worker& worker, int) {
+    MassTable& table = worker.table;
+    table.b = b;
+    table.h = h;
+    const SequenceGeometry& geometry = packed.geometry()[b];
+    const std::int64_t count = std::min(rows, geometry.q_len);
+    std::vector<std::int64_t> sampled(count);
+    for (std::int64_t r = 0; r < count; ++r) {
+      sampled[r] = geometry.q_len * (2 * r + 1) / (2 * count);
+    }
+    HeadEstimate estimate(geometry, sampled, table);
+    kernels.enter();
+    worker.probabilities.visit_rows(packed, b, h, sampled,
+                                    [&](std::int64_t begin, std::int64_t n_keys, float* p) {
+                                      estimate.add_batch(begin, n_keys, p);
+                                    });
+    kernels.leave();
+    consume(table);
   });
 }
 
@@ -228,7 +223,7 @@ Covering cover(const MassTable& table, double share, const KeyCosts& costs) {
     }
     ranked.clear();
     for (std::int64_t i = 0; i < table.distances; ++i) {
-      if (left[i] > 0.0) ranked.push_back({-left[i] / std::max(keys[i], 1e-3), i});
+      if (left[i] > 0.0) ranked.emplace_back(-left[i] / std::max(keys[i], 1e-3), i);
     }
     std::sort(ranked.begin(), ranked.end());
     Choice choice(table, left, keys);
@@ -258,8 +253,7 @@ HeadIndex Covering::head(const MassTable& table) const {
     if (kept[i] == 0) continue;
     std::int64_t end = i;
     while (end + 1 < table.distances && kept[end + 1] != 0) ++end;
-    const std::int64_t first =
-        i;  // index i is distance i - width + 1, whose run begins at offset i
+    const std::int64_t first = i;  // distance i - width + 1, whose run begins at offset i
     const std::int64_t last = end - table.width + 1;
     head.runs.push_back({first * kRunGranule, std::max(first, last) * kRunGranule + 1, 1});
     i = end;

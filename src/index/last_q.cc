@@ -1,12 +1,10 @@
 #include "index/last_q.h"
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "attention/precision.h"
 #include "attention/visible_keys.h"
-#include "core/parallel.h"
 #include "index/packed_keys.h"
 #include "index/row_probabilities.h"
 
@@ -141,24 +139,17 @@ void estimate_samples(const AttentionInput& input, const AttentionParams& params
     }
   }
   PackedKeys packed(kernels, input, params, last_rows);
-  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
-  packed.in_waves(planned, [&](std::span<const std::int64_t> heads) {
-    parallel_for(static_cast<std::int64_t>(heads.size()), params.threads,
-                 [&](std::int64_t i, int thread) {
-                   if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-                   Worker& worker = *workers[thread];
-                   const std::int64_t b = heads[i] / input.q.heads();
-                   const EstimatePlan& plan = plans[b];
-                   worker.samples.resize(plan.samples.size());
-                   worker.estimates.resize(plan.samples.size());
-                   for (std::size_t s = 0; s < plan.samples.size(); ++s) {
-                     worker.estimates[s].b = b;
-                     worker.estimates[s].h = heads[i] % input.q.heads();
-                     estimate_sample(kernels, packed, plan.samples[s], plan.apart, worker,
-                                     worker.samples[s], worker.estimates[s]);
-                   }
-                   consume(worker.estimates);
-                 });
+  packed.for_each_head<Worker>(planned, [&](std::int64_t b, std::int64_t h, Worker& worker, int) {
+    const EstimatePlan& plan = plans[b];
+    worker.samples.resize(plan.samples.size());
+    worker.estimates.resize(plan.samples.size());
+    for (std::size_t s = 0; s < plan.samples.size(); ++s) {
+      worker.estimates[s].b = b;
+      worker.estimates[s].h = h;
+      estimate_sample(kernels, packed, plan.samples[s], plan.apart, worker, worker.samples[s],
+                      worker.estimates[s]);
+    }
+    consume(worker.estimates);
   });
 }
 

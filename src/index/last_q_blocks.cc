@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <vector>
 
 #include "attention/cpu/row_block_scratch.h"
 #include "attention/precision.h"
-#include "core/parallel.h"
 #include "index/packed_keys.h"
 
 namespace minference {
@@ -151,18 +149,14 @@ void estimate_last_q_blocks(const AttentionInput& input, const AttentionParams& 
   const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
   PackedKeys packed(kernels, input, params, block_size);
   const Estimator estimator(kernels, packed, block_size);
-  std::vector<std::optional<Worker>> workers(resolve_threads(params.threads));
-  packed.in_waves(wanted, [&](std::span<const std::int64_t> heads) {
-    parallel_for(static_cast<std::int64_t>(heads.size()), params.threads,
-                 [&](std::int64_t i, int thread) {
-                   LastQBlocks estimate;
-                   estimate.b = heads[i] / input.q.heads();
-                   estimate.h = heads[i] % input.q.heads();
-                   if (!workers[thread]) workers[thread].emplace(kernels, input, params);
-                   estimator.estimate(estimate, *workers[thread]);
-                   consume(estimate, thread);
-                 });
-  });
+  packed.for_each_head<Worker>(wanted,
+                               [&](std::int64_t b, std::int64_t h, Worker& worker, int thread) {
+                                 LastQBlocks estimate;
+                                 estimate.b = b;
+                                 estimate.h = h;
+                                 estimator.estimate(estimate, worker);
+                                 consume(estimate, thread);
+                               });
 }
 
 }  // namespace minference

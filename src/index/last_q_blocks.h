@@ -23,8 +23,8 @@ struct LastQBlocks {
 };
 
 // Calls consume(estimate, thread) as estimate_last_q() does, of the last `block_size` rows, a multiple
-// of kRowBlock; `thread` as in parallel_for(). Memory: the packed keys, at most 1 GiB at a time, and per thread 768 bytes a block of
-// 64 or 128 keys.
+// of kRowBlock; `thread` as in parallel_for(). Memory: the packed keys, at most 1 GiB at a time, and
+// per thread 768 bytes a block of 64 or 128 keys.
 // Source: FlexPrefill (arXiv 2502.20766) §4.
 void estimate_last_q_blocks(const AttentionInput& input, const AttentionParams& params,
                             std::int64_t block_size, std::span<const std::uint8_t> wanted,

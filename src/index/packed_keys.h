@@ -8,12 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "attention/cpu/kernel_table.h"
 #include "attention/visible_keys.h"
 #include "core/aligned_buffer.h"
+#include "core/parallel.h"
 #include "minference/attention.h"
 
 namespace minference {
@@ -32,6 +34,21 @@ class PackedKeys {
   // unless they need more than 1 GiB. Heads are numbered sequence * q_heads + head, ascending.
   void in_waves(std::span<const std::uint8_t> wanted,
                 const std::function<void(std::span<const std::int64_t> heads)>& work);
+
+  // The same head by head, in parallel: calls body(b, h, worker, thread), `thread` as in
+  // parallel_for() and each with one Worker(kernels, input, params) of its own.
+  template <class Worker, class Body>
+  void for_each_head(std::span<const std::uint8_t> wanted, Body&& body) {
+    std::vector<std::optional<Worker>> workers(resolve_threads(params_.threads));
+    in_waves(wanted, [&](std::span<const std::int64_t> heads) {
+      parallel_for(static_cast<std::int64_t>(heads.size()), params_.threads,
+                   [&](std::int64_t i, int thread) {
+                     if (!workers[thread]) workers[thread].emplace(kernels_, input_, params_);
+                     body(heads[i] / input_.q.heads(), heads[i] % input_.q.heads(),
+                          *workers[thread], thread);
+                   });
+    });
+  }
 
   // Key `key` on, a multiple of 32, as query head `head` of sequence b reads it; stride 1.
   const std::byte* keys(std::int64_t b, std::int64_t h, std::int64_t key) const {

@@ -1,9 +1,9 @@
 #include "index/pooled.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "attention/cpu/row_source.h"
+#include "attention/score.h"
 #include "attention/visible_keys.h"
 #include "core/parallel.h"
 #include "index/mean_rows.h"
@@ -102,14 +102,12 @@ PooledKeys::Scores PooledKeys::scores(std::int64_t b, std::int64_t h, std::int64
   }
   kernels_.leave();
 
-  const float scale =
-      params_.scale != 0.0F ? params_.scale : 1.0F / std::sqrt(static_cast<float>(dim));
-  const float cap = params_.soft_cap;
+  const float scale = score_scale(input_, params_);
   for (std::int64_t i = 0; i < groups; ++i) {
     float* row = scratch.scores.data() + i * stride;
-    for (std::int64_t n = 0; n < key_blocks; ++n) row[n] *= scale;
-    for (std::int64_t n = 0; cap > 0.0F && n < key_blocks; ++n)
-      row[n] = cap * std::tanh(row[n] / cap);
+    for (std::int64_t n = 0; n < key_blocks; ++n) {
+      row[n] = soft_capped(scale * row[n], params_.soft_cap);
+    }
   }
   return {scratch.scores.data(), stride, groups};
 }

@@ -30,7 +30,7 @@ class RowProbabilities {
   template <class Consume>
   void visit(const PackedKeys& packed, std::int64_t b, std::int64_t h, std::int64_t first_row,
              std::int64_t rows, Consume&& consume) {
-    load(b, h, rows, [=](std::int64_t i) { return first_row + i; });
+    rows_.load(b, h, rows, [=](std::int64_t i) { return first_row + i; });
     // The rows may straddle two row blocks of an index, which do not matter without an index; then
     // there is no gap between tiles either.
     visit_batches(
@@ -60,7 +60,7 @@ class RowProbabilities {
     using cpu::kTileKeys;
     const SequenceGeometry& geometry = packed.geometry()[b];
     const auto count = static_cast<std::int64_t>(rows.size());
-    load(b, h, count, [=](std::int64_t i) { return rows[i]; });
+    rows_.load(b, h, count, [=](std::int64_t i) { return rows[i]; });
     visit_batches(
         [&](cpu::KeyBatch& keys, auto&& batch) {
           const std::int64_t first = geometry.first_key(rows.front()) / kBatchKeys * kBatchKeys;
@@ -80,15 +80,7 @@ class RowProbabilities {
         consume);
   }
 
-  // Rows of the last visit that see a key; known from the first consume() on.
-  std::int64_t seeing_rows() const { return seeing_rows_; }
-
  private:
-  template <class RowAt>
-  void load(std::int64_t b, std::int64_t h, std::int64_t rows, RowAt&& row_at) {
-    rows_.load(b, h, rows, row_at);
-  }
-
   // for_each_batch(keys, batch) is called twice; it fills the empty `keys` and calls batch(begin) for
   // each batch.
   template <class ForEachBatch, class Consume>
@@ -98,12 +90,10 @@ class RowProbabilities {
     keys.clear();
     for_each_batch(keys, [&](std::int64_t) { kernels_.sum_exponentials(block, keys); });
     float log_sum[cpu::kTileRows];
-    seeing_rows_ = 0;
     for (std::int64_t r = 0; r < block.rows; ++r) {
       const float sum = kernels_.row_sum(block, r);
       // A row that sees nothing has only masked scores, whose probability must come out as 0.
       log_sum[r] = sum == 0.0F ? 0.0F : block.shift[r] + std::log2(sum);
-      seeing_rows_ += sum == 0.0F ? 0 : 1;
     }
     keys.clear();
     for_each_batch(keys, [&](std::int64_t begin) {
@@ -115,15 +105,9 @@ class RowProbabilities {
   // Bit c of words[i]: rows[i] sees key begin + c. True when all of the tile's bits are set.
   static bool mark_visible(const SequenceGeometry& geometry, std::span<const std::int64_t> rows,
                            std::int64_t begin, std::uint64_t* words) {
-    constexpr std::int64_t kKeys = cpu::kTileKeys;
     bool all = true;
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      const std::int64_t from =
-          std::clamp<std::int64_t>(geometry.first_key(rows[i]) - begin, 0, kKeys);
-      const std::int64_t to =
-          std::clamp<std::int64_t>(geometry.end_key(rows[i]) - begin, from, kKeys);
-      const std::uint64_t below_to = to == kKeys ? ~0ULL : (1ULL << to) - 1;
-      words[i] = from == kKeys ? 0 : below_to & ~((1ULL << from) - 1);
+      words[i] = range_bits(geometry.first_key(rows[i]), geometry.end_key(rows[i]), begin);
       all = all && words[i] == ~0ULL;
     }
     return all;
@@ -133,7 +117,6 @@ class RowProbabilities {
   cpu::RowBlockScratch rows_;
   VisibleKeys visible_;
   AlignedBuffer<float> probabilities_;  // [kTileRows][kProbabilityStride]
-  std::int64_t seeing_rows_ = 0;
 };
 
 }  // namespace minference

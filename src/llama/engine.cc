@@ -170,7 +170,9 @@ void Engine::load_model() {
                       metadata(model, "general.architecture") + ") cannot answer prompts");
   }
   llama_->vocab = llama_model_get_vocab(model);
-  info_.name = std::filesystem::path(options_.model_path).filename().string();
+  Utf8Stream name;
+  info_.name = name.push(std::filesystem::path(options_.model_path).filename().string());
+  info_.name += name.finish();
   info_.layers = llama_model_n_layer(model);
   info_.heads = llama_model_n_head(model);
   info_.trained_context = llama_model_n_ctx_train(model);

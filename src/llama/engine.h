@@ -55,7 +55,7 @@ struct SamplingOptions {
 };
 
 struct ModelInfo {
-  std::string name;  // file name without folder
+  std::string name;  // file name without folder, in valid UTF-8
   std::int64_t layers = 0;
   std::int64_t heads = 0;
   std::int64_t trained_context = 0;

@@ -8,7 +8,6 @@
 #include "llama/plugin.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +17,7 @@
 #include <new>
 #include <span>
 
+#include "core/stopwatch.h"
 #include "llama/ggml_guard.h"
 #include "llama/plugin_api.h"
 #include "llama/plugin_attention.h"
@@ -121,10 +121,9 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
                                 {context.threads, rows_after, plugin().observer(), segments},
                                 context.prompts, plugin().board);
       } else {
-        const auto start = std::chrono::steady_clock::now();
+        const Stopwatch watch;
         compute_linear(node, config->isa, context.threads);
-        plugin().board.add_linear(
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        plugin().board.add_linear(watch.seconds());
       }
     }
     return GGML_STATUS_SUCCESS;

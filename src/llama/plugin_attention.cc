@@ -1,9 +1,9 @@
 #include "llama/plugin_attention.h"
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
+#include "core/stopwatch.h"
 #include "llama/plugin_mask.h"
 #include "llama/plugin_routing.h"
 #include "minference/error.h"
@@ -227,13 +227,12 @@ MethodState* PromptStates::find(std::int64_t layer, const void* first_key) {
 
 void compute_flash_attention(ggml_tensor* op, const PluginConfig& config, const CallHints& hints,
                              PromptStates& prompts, StatsBoard& board) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   FlashAttention call(op, config, hints, prompts);
   for (std::int64_t stream = 0; stream < op->src[0]->ne[3]; ++stream) call.run_stream(stream);
   LayerTotals totals = call.totals();
   totals.calls = 1;
-  totals.total_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  totals.total_seconds = watch.seconds();
   board.add(call.layer(), totals);
 }
 

@@ -1,18 +1,17 @@
 // auto: per head and chunk the cheapest columns and runs that hold a share of the attention mass,
 // or exact attention where that is as fast.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "attention/precision.h"
 #include "attention/visible_keys.h"
+#include "core/stopwatch.h"
 #include "index/coverage.h"
 #include "methods/cost_model.h"
 #include "methods/head_rules.h"
 #include "methods/method_table.h"
-#include "minference/error.h"
+#include "methods/shared_estimate.h"
 #include "minference/guard.h"
 
 namespace minference {
@@ -62,17 +61,7 @@ class IndexBuilder {
         state_(state),
         index_(dense_method().build_index(input, params, {}, {})),
         wanted_(index_.heads.size(), 0) {
-    if (state.kv_lens.empty()) {
-      state.index = index_;
-      state.kv_lens.assign(index_.batch, 0);
-      state.next_estimate.assign(index_.heads.size(), 0);
-    }
-    if (state.index.batch != index_.batch || state.index.q_heads != index_.q_heads) {
-      throw InvalidArgument("the state is of " + std::to_string(state.index.batch) +
-                            " sequences of " + std::to_string(state.index.q_heads) +
-                            " query heads; the input has " + std::to_string(index_.batch) + " of " +
-                            std::to_string(index_.q_heads));
-    }
+    fit_state(state, index_);
     for (std::int64_t b = 0; b < index_.batch; ++b) geometry_.emplace_back(input, params, b);
   }
 
@@ -179,13 +168,12 @@ class AutoMethod final : public Method {
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const Rule rule(options);
     MethodState of_this_call;
     MethodState& state = context.state == nullptr ? of_this_call : *context.state;
     SparseIndex index = IndexBuilder(input, params, rule, state).build();
-    index.build_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    index.build_seconds = watch.seconds();
     return index;
   }
 };

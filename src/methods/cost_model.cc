@@ -1,7 +1,6 @@
 #include "methods/cost_model.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -9,12 +8,14 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <system_error>
-#include <vector>
 
 #include "attention/cpu/executor.h"
-#include "core/float16.h"
 #include "core/parallel.h"
+#include "core/replace_file.h"
+#include "core/stopwatch.h"
+#include "methods/synthetic_chunk.h"
 #include "minference/attention.h"
+#include "minference/error.h"
 #include "minference/sparse_index.h"
 
 namespace minference {
@@ -42,26 +43,9 @@ std::string key_of(IsaLevel level, std::int64_t head_dim, std::int64_t v_head_di
 class Calibration {
  public:
   Calibration(IsaLevel level, std::int64_t head_dim, std::int64_t v_head_dim, int threads)
-      : level_(level), heads_(2L * threads) {
-    params_.threads = threads;
-    q_.resize(kRows * heads_ * head_dim);
-    k_.resize(kKeys * heads_ / 2 * head_dim);
-    v_.resize(kKeys * heads_ / 2 * v_head_dim);
-    out_.resize(kRows * heads_ * v_head_dim);
-    // Values as attention has them: no timing of infinities or denormals.
-    std::uint32_t state = 1;
-    const auto next = [&] {
-      state = state * 1664525U + 1013904223U;
-      return static_cast<float>(state >> 8) * 0x1p-23F - 1.0F;
-    };
-    for (float& x : q_) x = next();
-    for (std::uint16_t& x : k_) x = f32_to_f16(next());
-    for (std::uint16_t& x : v_) x = f32_to_f16(next());
-    input_.q = TensorView::contiguous(q_.data(), DType::kF32, {1, kRows, heads_, head_dim});
-    input_.k = TensorView::contiguous(k_.data(), DType::kF16, {1, kKeys, heads_ / 2, head_dim});
-    input_.v = TensorView::contiguous(v_.data(), DType::kF16, {1, kKeys, heads_ / 2, v_head_dim});
-    output_.out = TensorView::contiguous(out_.data(), DType::kF32, {1, kRows, heads_, v_head_dim});
-  }
+      : level_(level),
+        heads_(2L * threads),
+        chunk_({kRows, kKeys, heads_, heads_ / 2, head_dim, v_head_dim}, threads) {}
 
   CostModel measure() const {
     HeadIndex nearest;
@@ -107,13 +91,12 @@ class Calibration {
   double time(const HeadIndex* head, Point& point) const {
     SparseIndex index{1, heads_, {}, 0.0};
     if (head != nullptr) index.heads.assign(heads_, *head);
-    const auto start = std::chrono::steady_clock::now();
-    const Stats stats =
-        attention_cpu(input_, params_, output_, head == nullptr ? nullptr : &index, level_);
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const auto row_blocks = static_cast<double>(heads_ * kRows / kRowBlock);
-    const double each = seconds * params_.threads / row_blocks;
+    const Stopwatch watch;
+    const Stats stats = attention_cpu(chunk_.input(), chunk_.params(), chunk_.output(),
+                                      head == nullptr ? nullptr : &index, level_);
+    const double seconds = watch.seconds();
+    const std::int64_t row_blocks = heads_ * kRows / kRowBlock;
+    const double each = seconds * chunk_.params().threads / static_cast<double>(row_blocks);
     point.seconds = point.keys == 0 ? each : std::min(point.seconds, each);
     point.keys = static_cast<double>(stats.kept_pairs) / static_cast<double>(heads_ * kRows);
     return seconds;
@@ -121,13 +104,7 @@ class Calibration {
 
   IsaLevel level_;
   std::int64_t heads_;
-  AttentionParams params_;
-  AttentionInput input_;
-  AttentionOutput output_;
-  std::vector<float> q_;
-  std::vector<std::uint16_t> k_;
-  std::vector<std::uint16_t> v_;
-  mutable std::vector<float> out_;
+  SyntheticChunk chunk_;
 };
 
 json read_file(const std::string& path) {
@@ -153,7 +130,6 @@ bool read_model(const json& root, const std::string& key, CostModel& model) {
          read("column_key", model.column_key) && read("row_block", model.row_block);
 }
 
-// Another process may do the same at the same time: the file is replaced as a whole.
 void write_model(const std::string& path, const std::string& key, const CostModel& model) {
   json root = read_file(path);
   root["models"][key] = {{"dense_key", model.dense_key},
@@ -162,15 +138,10 @@ void write_model(const std::string& path, const std::string& key, const CostMode
                          {"row_block", model.row_block}};
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  const std::string temporary =
-      path + "." + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count());
-  std::ofstream file(temporary);
-  file << root.dump(2) << '\n';
-  file.close();
-  if (file) {
-    std::filesystem::rename(temporary, path, ignored);
-  } else {
-    std::filesystem::remove(temporary, ignored);
+  try {
+    replace_file(path, root.dump(2) + "\n");
+  } catch (const IoError&) {
+    // The next process measures again.
   }
 }
 

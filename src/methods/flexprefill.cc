@@ -2,17 +2,18 @@
 // whichever its last queries follow; as many blocks as hold a share gamma of the mass.
 // Source: FlexPrefill (arXiv 2502.20766) §4.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "attention/cpu/kernel_table.h"
 #include "core/parallel.h"
+#include "core/stopwatch.h"
 #include "index/block_grid.h"
 #include "index/last_q_blocks.h"
 #include "index/pooled.h"
 #include "index/top_k.h"
+#include "methods/head_rules.h"
 #include "methods/method_table.h"
 #include "methods/shared_estimate.h"
 #include "minference/error.h"
@@ -27,12 +28,12 @@ struct Rule {
   std::int64_t min_blocks = 1;
   std::int64_t max_blocks = 0;
 
-  Rule(const MethodOptions& options)
-      : block_size(static_cast<std::int64_t>(options.at("block_size"))),
+  explicit Rule(const MethodOptions& options)
+      : block_size(whole_option(options, "block_size")),
         gamma(options.at("gamma")),
         tau(options.at("tau")) {
-    const auto least = static_cast<std::int64_t>(options.at("min_budget"));
-    const auto most = static_cast<std::int64_t>(options.at("max_budget"));
+    const auto least = whole_option(options, "min_budget");
+    const auto most = whole_option(options, "max_budget");
     if (most != 0 && most < least) {
       throw InvalidArgument("option max_budget of method flexprefill is " + std::to_string(most) +
                             "; legal: 0 (no limit) or min_budget, " + std::to_string(least) +
@@ -212,19 +213,20 @@ class FlexPrefillMethod final : public Method {
            "mass";
   }
   std::vector<MethodOption> options() const override {
-    return {{"gamma", "share of the estimated mass to keep", 0.9, 0, 1, false},
-            {"tau", "heads whose pooled estimate errs less use the pooled map", 0.1, 0, 1, false},
-            {"min_budget", "tokens kept at least as columns, and as diagonals", 0, 0, 1e9, true},
-            {"max_budget", "tokens kept at most as each, not below min_budget; 0: no limit", 0, 0,
-             1e9, true},
-            {"block_size", "rows and keys of a block", 128, 64, 1024, true, kRowBlock},
-            estimate_every_option()};
+    return {
+        {"gamma", "share of the estimated mass to keep", 0.9, 0, 1, false},
+        {"tau", "heads whose pooled estimate errs less use the pooled map", 0.1, 0, 1, false},
+        {"min_budget", "tokens kept at least as columns, and as diagonals", 0, 0, kMaxCount, true},
+        {"max_budget", "tokens kept at most as each, not below min_budget; 0: no limit", 0, 0,
+         kMaxCount, true},
+        {"block_size", "rows and keys of a block", 128, 64, 1024, true, kRowBlock},
+        estimate_every_option()};
   }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const Rule rule(options);
     SparseIndex index = dense_method().build_index(input, params, {}, {});
     std::vector<SequenceGeometry> geometry;
@@ -236,14 +238,14 @@ class FlexPrefillMethod final : public Method {
       const bool sparse = sequence.q_len > 0 && !rule.is_dense(sequence.kv_len);
       wanted.insert(wanted.end(), index.q_heads, sparse ? 1 : 0);
     }
-    SharedEstimate shared(context.state, index, geometry,
-                          static_cast<std::int64_t>(options.at("estimate_every")));
+    SharedEstimate shared(context.state, index, geometry, whole_option(options, "estimate_every"));
     const std::vector<std::uint8_t> renewed = shared.renew(wanted);
     // Means are needed where heads are estimated, and for the maps of query-aware ones.
     std::vector<std::uint8_t> pool = renewed;
     for (std::int64_t b = 0; b < index.batch; ++b) {
       for (std::int64_t h = 0; h < index.q_heads; ++h) {
-        if (shared.head(b, h).kind == HeadIndex::Kind::kBlock) pool[b * index.q_heads + h] = 1;
+        const std::int64_t i = b * index.q_heads + h;
+        if (wanted[i] != 0 && shared.head(b, h).kind == HeadIndex::Kind::kBlock) pool[i] = 1;
       }
     }
     const PooledKeys pooled(input, params, rule.block_size, pool);
@@ -261,8 +263,7 @@ class FlexPrefillMethod final : public Method {
       index.heads[i] = HeadBuilder(rule, grids[b], pooled, scratch[thread])
                            .build(b, h, shared.head(b, h), input.q.tokens());
     });
-    index.build_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    index.build_seconds = watch.seconds();
     return index;
   }
 };

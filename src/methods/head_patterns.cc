@@ -1,10 +1,10 @@
 #include "methods/head_patterns.h"
 
-#include <chrono>
 #include <vector>
 
 #include "attention/visible_keys.h"
 #include "core/parallel.h"
+#include "core/stopwatch.h"
 #include "methods/head_rules.h"
 #include "methods/method_table.h"
 #include "methods/shared_estimate.h"
@@ -14,7 +14,7 @@ namespace minference {
 SparseIndex build_from_patterns(const AttentionInput& input, const AttentionParams& params,
                                 const std::function<HeadPattern(std::int64_t)>& pattern_of,
                                 MethodState* state, std::int64_t estimate_every) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   SparseIndex index = dense_method().build_index(input, params, {}, {});
   std::vector<HeadPattern> patterns(index.q_heads);
   for (std::int64_t h = 0; h < index.q_heads; ++h) patterns[h] = pattern_of(h);
@@ -50,8 +50,7 @@ SparseIndex build_from_patterns(const AttentionInput& input, const AttentionPara
                                          sequence.q_len, sequence.kv_len);
   });
   block_sparse_heads(input, params, kBlockSparseTopK, block_sparse, index);
-  index.build_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  index.build_seconds = watch.seconds();
   return index;
 }
 

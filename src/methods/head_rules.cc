@@ -1,13 +1,12 @@
 #include "methods/head_rules.h"
 
 #include <algorithm>
-#include <chrono>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "attention/cpu/kernel_table.h"
 #include "core/parallel.h"
+#include "core/stopwatch.h"
 #include "index/block_grid.h"
 #include "index/pooled.h"
 #include "index/top_k.h"
@@ -106,14 +105,13 @@ HeadIndex a_shape_head(std::int64_t n_init, std::int64_t n_local, std::int64_t k
 SparseIndex build_same_heads(
     const AttentionInput& input, const AttentionParams& params,
     const std::function<HeadIndex(const SequenceGeometry&, std::int64_t)>& head_of) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   SparseIndex index = dense_method().build_index(input, params, {}, {});
   for (std::int64_t b = 0; b < index.batch; ++b) {
     const HeadIndex head = head_of(SequenceGeometry(input, params, b), b);
     for (std::int64_t h = 0; h < index.q_heads; ++h) index.head(b, h) = head;
   }
-  index.build_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  index.build_seconds = watch.seconds();
   return index;
 }
 
@@ -157,7 +155,7 @@ std::vector<OffsetRun> runs_of(std::span<const std::int64_t> offsets) {
   std::vector<OffsetRun> runs;
   runs.reserve(offsets.size());
   for (const std::int64_t offset : offsets) runs.push_back({offset, offset + 1, 1});
-  // Every offset covers whole rows blocks, so offsets closer than a row block overlap: joining them
+  // Every offset covers whole row blocks, so offsets closer than a row block overlap: joining them
   // adds no key to a full row block.
   return merge_runs(std::move(runs), kRowBlock - 1);
 }
@@ -179,18 +177,17 @@ void block_sparse_heads(const AttentionInput& input, const AttentionParams& para
   for (std::int64_t b = 0; b < index.batch; ++b) {
     grids.emplace_back(SequenceGeometry(input, params, b), kKeyBlock);
   }
-  std::vector<std::optional<PooledKeys::Scratch>> scratch(resolve_threads(params.threads));
+  std::vector<PooledKeys::Scratch> scratch(resolve_threads(params.threads));
   const auto heads = static_cast<std::int64_t>(index.heads.size());
   parallel_for(heads, params.threads, [&](std::int64_t i, int thread) {
     if (wanted[i] == 0) return;
     const BlockGrid& grid = grids[i / index.q_heads];
-    if (!scratch[thread]) scratch[thread].emplace();
     std::vector<std::vector<std::int64_t>> kept(grid.row_blocks());
     for (std::int64_t first = 0; first < grid.row_blocks(); first += cpu::kTileRows) {
       const std::int64_t last = std::min(first + cpu::kTileRows, grid.row_blocks()) - 1;
       const PooledKeys::Scores scores =
           pooled.scores(i / index.q_heads, i % index.q_heads, grid.first_row(first),
-                        grid.end_row(last), grid.size(), grid.visible(last).end, *scratch[thread]);
+                        grid.end_row(last), grid.size(), grid.visible(last).end, scratch[thread]);
       for (std::int64_t m = first; m <= last; ++m) {
         kept[m] = top_blocks(scores.row(m - first), grid.visible(m), grid.forced(m), top_k);
       }
@@ -200,7 +197,8 @@ void block_sparse_heads(const AttentionInput& input, const AttentionParams& para
 }
 
 HeadIndex dense_where_cheaper(HeadIndex head, std::int64_t q_len, std::int64_t kv_len) {
-  return covered_share(head, q_len, kv_len) >= kDensePays ? HeadIndex{} : head;
+  if (covered_share(head, q_len, kv_len) >= kDensePays) return {};
+  return head;
 }
 
 }  // namespace minference

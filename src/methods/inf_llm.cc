@@ -2,9 +2,9 @@
 // representative keys match each block of queries best.
 // Source: InfLLM (arXiv 2402.04617) §3.
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
+#include "core/stopwatch.h"
 #include "index/block_grid.h"
 #include "index/block_relevance.h"
 #include "index/top_k.h"
@@ -133,7 +133,7 @@ class InfLlmMethod final : public Method {
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options, const MethodContext&) const override {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const Rule rule(options);
     SparseIndex index = dense_method().build_index(input, params, {}, {});
     std::vector<Division> divisions;
@@ -151,8 +151,7 @@ class InfLlmMethod final : public Method {
             build_head(rule, divisions[b], relevance[b * index.q_heads + h], input.q.tokens());
       }
     }
-    index.build_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    index.build_seconds = watch.seconds();
     return index;
   }
 };

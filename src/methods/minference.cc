@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "methods/head_patterns.h"
+#include "methods/head_rules.h"
 #include "methods/method_table.h"
 #include "methods/shared_estimate.h"
 
@@ -40,7 +41,7 @@ class MInferenceMethod final : public Method {
       return pattern;
     };
     return build_from_patterns(input, params, pattern_of, context.state,
-                               static_cast<std::int64_t>(options.at("estimate_every")));
+                               whole_option(options, "estimate_every"));
   }
 };
 

@@ -2,13 +2,13 @@
 // segments, and estimates of their own on either side of a boundary between modalities.
 // Source: MMInference (arXiv 2504.16083) §3.
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/stopwatch.h"
 #include "index/block_grid.h"
 #include "index/grid_lines.h"
 #include "index/last_q.h"
@@ -330,7 +330,7 @@ class MMInferenceMethod final : public Method {
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const Rule rule(options);
     SparseIndex index = dense_method().build_index(input, params, {}, {});
     std::vector<Sequence> sequences;
@@ -356,8 +356,7 @@ class MMInferenceMethod final : public Method {
                                    sequence.geometry.q_len, sequence.geometry.kv_len);
       }
     });
-    index.build_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    index.build_seconds = watch.seconds();
     return index;
   }
 };

@@ -17,21 +17,26 @@ MethodOption estimate_every_option() {
           true};
 }
 
-SharedEstimate::SharedEstimate(MethodState* state, const SparseIndex& index,
-                               std::span<const SequenceGeometry> geometry, std::int64_t rows)
-    : state_(state == nullptr ? &of_this_call_ : state), geometry_(geometry), rows_(rows) {
-  if (state_->kv_lens.empty()) {
-    state_->index.batch = index.batch;
-    state_->index.q_heads = index.q_heads;
-    state_->index.heads.assign(index.heads.size(), {});
-    state_->kv_lens.assign(index.batch, 0);
+void fit_state(MethodState& state, const SparseIndex& index) {
+  if (state.kv_lens.empty()) {
+    state.index.batch = index.batch;
+    state.index.q_heads = index.q_heads;
+    state.index.heads.assign(index.heads.size(), {});
+    state.kv_lens.assign(index.batch, 0);
+    state.next_estimate.assign(index.heads.size(), 0);
   }
-  if (state_->index.batch != index.batch || state_->index.q_heads != index.q_heads) {
-    throw InvalidArgument("the state is of " + std::to_string(state_->index.batch) +
-                          " sequences of " + std::to_string(state_->index.q_heads) +
+  if (state.index.batch != index.batch || state.index.q_heads != index.q_heads) {
+    throw InvalidArgument("the state is of " + std::to_string(state.index.batch) +
+                          " sequences of " + std::to_string(state.index.q_heads) +
                           " query heads; the input has " + std::to_string(index.batch) + " of " +
                           std::to_string(index.q_heads));
   }
+}
+
+SharedEstimate::SharedEstimate(MethodState* state, const SparseIndex& index,
+                               std::span<const SequenceGeometry> geometry, std::int64_t rows)
+    : state_(state == nullptr ? &of_this_call_ : state), geometry_(geometry), rows_(rows) {
+  fit_state(*state_, index);
 }
 
 // Of a short prompt the new rows soon are a large part, about which the estimate knows nothing.

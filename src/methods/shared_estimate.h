@@ -15,14 +15,17 @@ namespace minference {
 // The option `estimate_every` of the methods that share estimates.
 MethodOption estimate_every_option();
 
+// Makes `state` fit the input of `index`, which has a head for every head of it: in an empty one all
+// heads become dense. Throws InvalidArgument when the state is of another shape.
+void fit_state(MethodState& state, const SparseIndex& index);
+
 class SharedEstimate {
  public:
   // An estimate serves the rows of its chunk and those that follow, until `rows` more have come, or a
   // quarter of the keys that it was made from.
   static constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
-  // `state` may be null: then every chunk is estimated anew. `index`: of this chunk, with a head for
-  // every head of the input. Throws InvalidArgument when the state is of another shape.
+  // `state` may be null: then every chunk is estimated anew; otherwise as fit_state().
   SharedEstimate(MethodState* state, const SparseIndex& index,
                  std::span<const SequenceGeometry> geometry, std::int64_t rows);
   SharedEstimate(const SharedEstimate&) = delete;

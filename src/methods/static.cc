@@ -1,8 +1,8 @@
 // static: vertical_slash whose columns and offsets are estimated once, from a prompt's first chunk.
 // Source: the static-pattern ablation of MInference (arXiv 2407.02490) §4.
-#include <chrono>
 #include <string>
 
+#include "core/stopwatch.h"
 #include "methods/head_rules.h"
 #include "methods/method_table.h"
 #include "methods/shared_estimate.h"
@@ -25,7 +25,7 @@ class StaticMethod final : public Method {
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     SparseIndex index = dense_method().build_index(input, params, {}, {});
     std::vector<SequenceGeometry> geometry;
     for (std::int64_t b = 0; b < index.batch; ++b) {
@@ -53,8 +53,7 @@ class StaticMethod final : public Method {
             dense_where_cheaper(shared.head(b, h), geometry[b].q_len, geometry[b].kv_len);
       }
     }
-    index.build_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    index.build_seconds = watch.seconds();
     return index;
   }
 };

@@ -1,6 +1,7 @@
 // vertical_slash: per head and chunk, the heaviest columns and offsets of the last queries' softmax.
 // Source: MInference (arXiv 2407.02490) §3.2.
 #include "methods/head_patterns.h"
+#include "methods/head_rules.h"
 #include "methods/method_table.h"
 #include "methods/shared_estimate.h"
 
@@ -14,8 +15,8 @@ class VerticalSlashMethod final : public Method {
     return "heaviest columns and diagonals, estimated from the last 64 queries of a chunk";
   }
   std::vector<MethodOption> options() const override {
-    return {{"vertical_size", "columns kept per head, at least 30", 1000, 0, 1e9, true},
-            {"slash_size", "offsets kept per head, at least 100", 6096, 0, 1e9, true},
+    return {{"vertical_size", "columns kept per head, at least 30", 1000, 0, kMaxCount, true},
+            {"slash_size", "offsets kept per head, at least 100", 6096, 0, kMaxCount, true},
             estimate_every_option()};
   }
 
@@ -23,11 +24,11 @@ class VerticalSlashMethod final : public Method {
                           const MethodOptions& options,
                           const MethodContext& context) const override {
     HeadPattern pattern;
-    pattern.vertical = static_cast<std::int64_t>(options.at("vertical_size"));
-    pattern.slash = static_cast<std::int64_t>(options.at("slash_size"));
+    pattern.vertical = whole_option(options, "vertical_size");
+    pattern.slash = whole_option(options, "slash_size");
     return build_from_patterns(
         input, params, [&](std::int64_t) { return pattern; }, context.state,
-        static_cast<std::int64_t>(options.at("estimate_every")));
+        whole_option(options, "estimate_every"));
   }
 };
 

@@ -1,12 +1,13 @@
 // xattention: per row block the fewest key blocks that hold a share of the mass which sums over
 // antidiagonals estimate. Source: XAttention (arXiv 2503.16428) §2.
-#include <chrono>
 #include <limits>
 #include <vector>
 
+#include "core/stopwatch.h"
 #include "index/antidiagonal.h"
 #include "index/block_grid.h"
 #include "index/top_k.h"
+#include "methods/head_rules.h"
 #include "methods/method_table.h"
 
 namespace minference {
@@ -41,10 +42,10 @@ class XAttentionMethod final : public Method {
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options, const MethodContext&) const override {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     AntidiagonalOptions antidiagonal;
-    antidiagonal.block_size = static_cast<std::int64_t>(options.at("block_size"));
-    antidiagonal.stride = static_cast<std::int64_t>(options.at("stride"));
+    antidiagonal.block_size = whole_option(options, "block_size");
+    antidiagonal.stride = whole_option(options, "stride");
     antidiagonal.norm = options.at("norm");
     const double threshold = options.at("threshold");
 
@@ -65,8 +66,7 @@ class XAttentionMethod final : public Method {
       index.heads[i] = block_head(grids[static_cast<std::int64_t>(i) / index.q_heads],
                                   input.q.tokens(), kept[i]);
     }
-    index.build_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    index.build_seconds = watch.seconds();
     return index;
   }
 };

@@ -1,15 +1,15 @@
 // Measures what a pair costs in each kind of work of the method minference on this device.
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "core/float16.h"
+#include "core/stopwatch.h"
 #include "index/last_q.h"
 #include "methods/head_rules.h"
+#include "methods/synthetic_chunk.h"
 #include "minference/error.h"
 #include "minference/search.h"
 
@@ -22,29 +22,13 @@ constexpr std::int64_t kKeys = 8192;
 constexpr std::int64_t kHeads = 4;
 constexpr int kRepetitions = 5;
 
-// Numbers between -1 and 1; which ones does not matter.
-float noise(std::uint64_t& state) {
-  state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-  return static_cast<float>(static_cast<std::int64_t>(state >> 40) - (1 << 23)) * 0x1p-23F;
-}
-
 class Workload {
  public:
-  explicit Workload(std::int64_t dim, int threads)
-      : q_(kRows * kHeads * dim), out_(q_.size()), k_(kKeys * kHeads * dim), v_(k_.size()) {
-    std::uint64_t state = 1;
-    for (float& value : q_) value = noise(state);
-    for (std::uint16_t& value : k_) value = f32_to_f16(noise(state));
-    for (std::uint16_t& value : v_) value = f32_to_f16(noise(state));
-    input_.q = TensorView::contiguous(q_.data(), DType::kF32, {1, kRows, kHeads, dim});
-    input_.k = TensorView::contiguous(k_.data(), DType::kF16, {1, kKeys, kHeads, dim});
-    input_.v = TensorView::contiguous(v_.data(), DType::kF16, {1, kKeys, kHeads, dim});
-    output_.out = TensorView::contiguous(out_.data(), DType::kF32, {1, kRows, kHeads, dim});
-    params_.threads = threads;
-  }
+  Workload(std::int64_t dim, int threads)
+      : chunk_({kRows, kKeys, kHeads, kHeads, dim, dim}, threads) {}
 
-  const AttentionInput& input() const { return input_; }
-  const AttentionParams& params() const { return params_; }
+  const AttentionInput& input() const { return chunk_.input(); }
+  const AttentionParams& params() const { return chunk_.params(); }
 
   struct Timing {
     double seconds = std::numeric_limits<double>::infinity();
@@ -57,10 +41,9 @@ class Workload {
   static double fastest(const std::function<void()>& body) {
     double best = std::numeric_limits<double>::infinity();
     for (int i = 0; i <= kRepetitions; ++i) {
-      const auto start = std::chrono::steady_clock::now();
+      const Stopwatch watch;
       body();
-      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      if (i > 0) best = std::min(best, seconds.count());
+      if (i > 0) best = std::min(best, watch.seconds());
     }
     return best;
   }
@@ -77,19 +60,14 @@ class Workload {
   Timing time(const SparseIndex& index) const {
     Timing timing;
     timing.seconds = fastest([&] {
-      timing.pairs = static_cast<double>(attention(input_, params_, output_, &index).kept_pairs);
+      timing.pairs =
+          static_cast<double>(attention(input(), params(), chunk_.output(), &index).kept_pairs);
     });
     return timing;
   }
 
  private:
-  std::vector<float> q_;
-  std::vector<float> out_;
-  std::vector<std::uint16_t> k_;
-  std::vector<std::uint16_t> v_;
-  AttentionInput input_;
-  AttentionOutput output_;
-  AttentionParams params_;
+  SyntheticChunk chunk_;
 };
 
 }  // namespace

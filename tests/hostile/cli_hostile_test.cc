@@ -340,5 +340,14 @@ TEST(Hostile, MissingCompanions) {
   EXPECT_NE(doctor.out.find("NO: "), std::string::npos) << doctor.out;
 }
 
+TEST(Hostile, ModelWhoseNameIsNoText) {
+  const std::string model = temporary_file("bad\xff.gguf", "");
+  std::filesystem::remove(model);
+  std::filesystem::create_symlink(cli_model(), model);
+  const ProcessResult result = run_cli({"run", "-m", model, "-p", "Hello", "-n", "1", "--json"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("bad\xEF\xBF\xBD.gguf"), std::string::npos) << result.out;
+}
+
 }  // namespace
 }  // namespace minference::testing

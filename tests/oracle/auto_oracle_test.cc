@@ -162,26 +162,22 @@ TEST(MassTable, BatchesPagesWindowsAndRowsThatSeeNothing) {
   expect_table(c, 50);
 }
 
-// Where the sinks take everything there is no mass to classify by.
-TEST(MassTable, AllMassOnTheFirstKey) {
+// Nothing is heavy where the sinks have all mass.
+TEST(MassTable, NoKeyIsHeavyWhereTheSinksTakeAllMass) {
   Case c;
-  c.q_len = 100;
-  c.extra = 100;
-  c.q_heads = 2;
-  c.kv_heads = 1;
+  c.q_len = 64;
+  c.extra = 64;
+  c.dim = c.v_dim = 16;
   Problem problem = make_problem(c);
-  for (std::int64_t row = 0; row < c.q_len; ++row) {
-    for (std::int64_t h = 0; h < c.q_heads; ++h) problem.q.set(0, row, h, 0, 100);
+  for (std::int64_t h = 0; h < c.kv_heads; ++h) problem.k.set(0, 0, h, 0, 1000);
+  for (std::int64_t t = 0; t < c.q_len; ++t) {
+    for (std::int64_t h = 0; h < c.q_heads; ++h) problem.q.set(0, t, h, 0, 10);
   }
-  for (std::int64_t key = 0; key < c.q_len + c.extra; ++key) {
-    problem.k.set(0, key, 0, 0, key == 0 ? 1000 : 0);
-  }
-  for (const MassTable& table : tables_of(problem, 32)) {
-    EXPECT_EQ(table.total, 0);
-    EXPECT_EQ(table.columns.size(), 32U);
-    const Covering covering = cover(table, 0.95, {1, 1});
-    EXPECT_EQ(covering.share, 1);
-    EXPECT_EQ(covering.head(table).runs.size(), 1U);
+  for (const MassTable& table : tables_of(problem, 64)) {
+    EXPECT_EQ(table.total, 0.0);
+    ASSERT_FALSE(table.columns.empty());
+    EXPECT_LT(table.columns.back().key, kRunGranule);
+    EXPECT_EQ(cover(table, 0.95, {}).share, 1.0);
   }
 }
 
@@ -367,6 +363,22 @@ TEST(Auto, EstimatesAnewAfterItsRowsAndForANewPrompt) {
   const SparseIndex again = prompt.build(1200, 100, 200, state);
   EXPECT_TRUE(same(again.head(0, 0), prompt.build(1200, 100, 200, fresh).head(0, 0)));
   EXPECT_EQ(state.next_estimate, fresh.next_estimate);
+}
+
+TEST(Auto, TakesUpTheStateOfAnotherMethod) {
+  Case c;
+  c.q_len = 100;
+  c.extra = 0;
+  MethodState state;
+  MethodContext context;
+  context.state = &state;
+  const Problem first = make_problem(c);
+  const Method& method = find_method("vertical_slash");
+  method.build_index(first.input(), first.params, resolve_options(method, {}), context);
+  c.extra = 100;
+  const Problem next = make_problem(c);
+  const SparseIndex index = build(next, {}, &state);
+  EXPECT_TRUE(same(index.head(0, 0), build(next, {}).head(0, 0)));
 }
 
 TEST(Auto, RefusesTheStateOfOthers) {

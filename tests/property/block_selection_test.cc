@@ -2,12 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <string>
+#include <vector>
 
 #include "minference/guard.h"
 #include "minference/method.h"
 #include "support/problem.h"
+#include "support/selection.h"
 #include "support/views.h"
 
 namespace minference::test {
@@ -29,9 +30,7 @@ bool has_block(const HeadIndex& head, std::int64_t m, std::int64_t n) {
 }
 
 TEST(PlantedKey, IsInABlockOfEveryRow) {
-  constexpr std::int64_t kHeads[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1},  {5, 1},
-                                        {6, 1}, {7, 1}, {8, 1}, {16, 1}, {6, 2}};
-  for (const auto& [q_heads, kv_heads] : kHeads) {
+  for (const auto& [q_heads, kv_heads] : kGroupedHeads) {
     for (const std::int64_t q_len : {1, 700}) {
       Case c;
       c.q_len = q_len;
@@ -44,14 +43,7 @@ TEST(PlantedKey, IsInABlockOfEveryRow) {
       Problem problem = make_problem(c);
       // Seen by every row, in no block that is kept anyway; one a KV head.
       const auto planted = [](std::int64_t kv_head) { return 301 + 200 * kv_head; };
-      for (std::int64_t h = 0; h < kv_heads; ++h) {
-        const std::int64_t key = planted(h);
-        const std::int64_t page = c.page_size == 0 ? 0 : problem.block_table[key / c.page_size];
-        problem.k.set(page, c.page_size == 0 ? key : key % c.page_size, h, 0, 200);
-      }
-      for (std::int64_t t = 0; t < c.q_len; ++t) {
-        for (std::int64_t h = 0; h < q_heads; ++h) problem.q.set(0, t, h, 0, 4);
-      }
+      plant_keys(c, planted, 200, problem);
       for (const Setting& setting :
            {Setting{"block_sparse", {{"top_k", 4}}}, Setting{"flexprefill", {{"gamma", 0.5}}},
             Setting{"xattention", {{"threshold", 0.5}}},
@@ -87,11 +79,8 @@ void expect_monotone(Setting setting, const char* option, const std::vector<doub
     setting.second[option] = value;
     const std::vector<double> recall =
         mass_recall(problem.input(), problem.params, build(setting, problem), 32);
-    for (std::int64_t h = 0; h < c.q_heads; ++h) {
-      EXPECT_GE(recall[h], previous[h] - 1e-6) << setting.first << ", " << option << " " << value;
-      EXPECT_LE(recall[h], 1 + 1e-6);
-      previous[h] = recall[h];
-    }
+    expect_no_less(recall, previous,
+                   std::string(setting.first) + ", " + option + " " + std::to_string(value));
   }
   for (const double recall : previous) EXPECT_NEAR(recall, 1, 1e-6) << setting.first;
 }
@@ -207,18 +196,12 @@ TEST(BlockIndices, DoNotDependOnThreadsOrNeighbours) {
 
 // Broken activations must not become broken memory accesses.
 TEST(BlockIndices, AreWellFormedWhateverTheValues) {
-  constexpr float kBad[] = {std::numeric_limits<float>::quiet_NaN(),
-                            std::numeric_limits<float>::infinity(), 3e38F, -3e38F};
-  for (const float bad : kBad) {
+  for (const float value : kBrokenValues) {
     Case c;
     c.q_len = 500;
     c.extra = 77;
     c.dim = c.v_dim = 16;
-    Problem problem = make_problem(c);
-    for (const std::int64_t t : {0, 100, 300, 499}) {
-      problem.k.set(0, t, 0, 3, bad);
-      problem.q.set(0, t, 1, 5, bad);
-    }
+    const Problem problem = make_broken_problem(c, value);
     for (const Setting& setting : typical()) {
       const SparseIndex index = build(setting, problem);
       EXPECT_NO_THROW(validate(index, 1, c.q_heads, c.q_len, c.q_len + c.extra)) << setting.first;

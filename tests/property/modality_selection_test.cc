@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "minference/guard.h"
 #include "minference/method.h"
 #include "support/problem.h"
+#include "support/selection.h"
 #include "support/views.h"
 
 namespace minference::test {
@@ -42,9 +42,7 @@ std::vector<Segment> pictures() {
 }
 
 TEST(ModalityPlantedKey, IsKeptByEveryHeadOfItsGroup) {
-  constexpr std::int64_t kHeads[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1},  {5, 1},
-                                        {6, 1}, {7, 1}, {8, 1}, {16, 1}, {6, 2}};
-  for (const auto& [q_heads, kv_heads] : kHeads) {
+  for (const auto& [q_heads, kv_heads] : kGroupedHeads) {
     Case c;
     c.q_len = 700;
     c.extra = 1300;
@@ -56,14 +54,7 @@ TEST(ModalityPlantedKey, IsKeptByEveryHeadOfItsGroup) {
     Problem problem = make_problem(c);
     // Seen by every row, far from the sinks and from the windows; one a KV head.
     const auto planted = [](std::int64_t kv_head) { return 301 + 200 * kv_head; };
-    for (std::int64_t h = 0; h < kv_heads; ++h) {
-      const std::int64_t key = planted(h);
-      const std::int64_t page = c.page_size == 0 ? 0 : problem.block_table[key / c.page_size];
-      problem.k.set(page, c.page_size == 0 ? key : key % c.page_size, h, 0, 30);
-    }
-    for (std::int64_t t = 0; t < c.q_len; ++t) {
-      for (std::int64_t h = 0; h < q_heads; ++h) problem.q.set(0, t, h, 0, 4);
-    }
+    plant_keys(c, planted, 30, problem);
     const AttentionInput input = problem.input();
     for (const double kind : kKinds) {
       const SparseIndex index = build(input, problem.params, small(kind), pictures());
@@ -106,11 +97,8 @@ TEST(ModalityBudgets, MoreNeverKeepsLess) {
       const std::vector<double> recall =
           mass_recall(problem.input(), problem.params,
                       build(problem.input(), problem.params, options, pictures()), 32);
-      for (std::int64_t h = 0; h < c.q_heads; ++h) {
-        EXPECT_GE(recall[h], previous[h] - 1e-6) << "kind " << kind << ", " << option << value;
-        EXPECT_LE(recall[h], 1 + 1e-6);
-        previous[h] = recall[h];
-      }
+      expect_no_less(recall, previous,
+                     "kind " + std::to_string(kind) + ", " + option + " " + std::to_string(value));
     }
     for (const double recall : previous) EXPECT_NEAR(recall, 1, 1e-6) << option;
   }
@@ -212,18 +200,12 @@ TEST(ModalityIndices, DoNotDependOnThreadsOrNeighbours) {
 
 // Broken activations must not become broken memory accesses.
 TEST(ModalityIndices, AreWellFormedWhateverTheValues) {
-  constexpr float kBad[] = {std::numeric_limits<float>::quiet_NaN(),
-                            std::numeric_limits<float>::infinity(), 3e38F, -3e38F};
-  for (const float bad : kBad) {
+  for (const float value : kBrokenValues) {
     Case c;
     c.q_len = 500;
     c.extra = 800;
     c.dim = c.v_dim = 16;
-    Problem problem = make_problem(c);
-    for (const std::int64_t t : {0, 100, 300, 499}) {
-      problem.k.set(0, t, 0, 3, bad);
-      problem.q.set(0, t, 1, 5, bad);
-    }
+    const Problem problem = make_broken_problem(c, value);
     for (const double kind : kKinds) {
       const SparseIndex index = build(problem.input(), problem.params, small(kind), pictures());
       EXPECT_NO_THROW(validate(index, 1, c.q_heads, c.q_len, c.q_len + c.extra)) << kind;

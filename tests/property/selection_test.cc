@@ -7,6 +7,7 @@
 #include "minference/guard.h"
 #include "minference/method.h"
 #include "support/problem.h"
+#include "support/selection.h"
 #include "support/views.h"
 
 namespace minference::test {
@@ -28,9 +29,7 @@ bool has_column(const HeadIndex& head, std::int64_t key) {
 }
 
 TEST(PlantedKey, IsSelectedByEveryHeadOfItsGroup) {
-  constexpr std::int64_t kHeads[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1},  {5, 1},
-                                        {6, 1}, {7, 1}, {8, 1}, {16, 1}, {6, 2}};
-  for (const auto& [q_heads, kv_heads] : kHeads) {
+  for (const auto& [q_heads, kv_heads] : kGroupedHeads) {
     for (const std::int64_t page_size : {0, 16}) {
       Case c;
       c.q_len = 1200;
@@ -43,14 +42,7 @@ TEST(PlantedKey, IsSelectedByEveryHeadOfItsGroup) {
       Problem problem = make_problem(c);
       // Seen by every row, behind the sinks, further back than the forced offsets; one a KV head.
       const auto planted = [](std::int64_t kv_head) { return 150 + 40 * kv_head; };
-      for (std::int64_t h = 0; h < kv_heads; ++h) {
-        const std::int64_t key = planted(h);
-        const std::int64_t page = page_size == 0 ? 0 : problem.block_table[key / page_size];
-        problem.k.set(page, page_size == 0 ? key : key % page_size, h, 0, 30);
-      }
-      for (std::int64_t t = 0; t < c.q_len; ++t) {
-        for (std::int64_t h = 0; h < q_heads; ++h) problem.q.set(0, t, h, 0, 4);
-      }
+      plant_keys(c, planted, 30, problem);
       const MethodOptions budgets{{"vertical_size", 40}, {"slash_size", 110}};
       for (const auto& [method, options] :
            {std::pair{"vertical_slash", budgets},
@@ -89,11 +81,7 @@ TEST(Budgets, MoreNeverKeepsLess) {
     const Stats stats = attention(problem.input(), problem.params, result.output(), &index);
     EXPECT_GE(stats.kept_pairs, previous_pairs) << budget;
     previous_pairs = stats.kept_pairs;
-    for (std::int64_t h = 0; h < c.q_heads; ++h) {
-      EXPECT_GE(recall[h], previous[h] - 1e-6) << "budget " << budget << ", head " << h;
-      EXPECT_LE(recall[h], 1 + 1e-6);
-      previous[h] = recall[h];
-    }
+    expect_no_less(recall, previous, "budget " + std::to_string(budget));
   }
   EXPECT_NEAR(previous[0], 1, 1e-6);
 }
@@ -142,11 +130,7 @@ TEST(Budgets, MoreOfOneOptionNeverKeepsLess) {
       const Stats stats = attention(problem.input(), problem.params, result.output(), &index);
       EXPECT_GE(stats.kept_pairs, previous_pairs) << what;
       previous_pairs = stats.kept_pairs;
-      for (std::int64_t h = 0; h < c.q_heads; ++h) {
-        EXPECT_GE(recall[h], previous[h] - 1e-6) << what << ", head " << h;
-        EXPECT_LE(recall[h], 1 + 1e-6) << what;
-        previous[h] = recall[h];
-      }
+      expect_no_less(recall, previous, what);
     }
   }
 }

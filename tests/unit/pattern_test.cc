@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 
 #include "minference/error.h"
@@ -171,13 +172,16 @@ class PatternPath : public testing::Test {
  protected:
   void SetUp() override {
     const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
-    path_ = std::filesystem::path(testing::TempDir()) / ("pattern_" + name + ".json");
+    folder_ = std::filesystem::path(testing::TempDir()) / ("pattern_" + name);
+    std::filesystem::create_directories(folder_);
+    path_ = folder_ / "pattern.json";
   }
-  void TearDown() override { std::filesystem::remove_all(path_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   void write(const std::string& text) { std::ofstream(path_, std::ios::binary) << text; }
 
-  std::filesystem::path path_;
+  std::filesystem::path folder_;
+  std::filesystem::path path_;  // in a folder of its own
 };
 
 TEST_F(PatternPath, LoadsAFile) {
@@ -191,7 +195,7 @@ TEST_F(PatternPath, SavesAWholeFileOrNone) {
   const PatternFile file = PatternFile::parse(kGood, "good.json");
   file.save(path_);
   EXPECT_EQ(PatternFile::load(path_).to_json(), file.to_json());
-  EXPECT_FALSE(std::filesystem::exists(path_.string() + ".tmp"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
   const std::string missing = path_.string() + ".d/pattern.json";
   try {
     file.save(missing);

@@ -1,7 +1,6 @@
 #include "attention/cpu/executor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -14,6 +13,7 @@
 #include "attention/visible_keys.h"
 #include "core/float16.h"
 #include "core/parallel.h"
+#include "core/stopwatch.h"
 
 namespace minference {
 namespace {
@@ -312,13 +312,12 @@ class Execution {
 
 Stats attention_cpu(const AttentionInput& input, const AttentionParams& params,
                     const AttentionOutput& output, const SparseIndex* index, IsaLevel level) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   Stats stats;
   stats.method = index == nullptr ? "dense" : "sparse";
   stats.isa = level;
   Execution(input, params, output, index, *kernel_table(level)).run(stats);
-  stats.kernel_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  stats.kernel_seconds = watch.seconds();
   return stats;
 }
 

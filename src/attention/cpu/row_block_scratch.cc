@@ -1,19 +1,11 @@
 #include "attention/cpu/row_block_scratch.h"
 
-#include <cmath>
 #include <cstddef>
 #include <numbers>
 
+#include "attention/score.h"
+
 namespace minference::cpu {
-
-namespace {
-
-float score_scale(const AttentionInput& input, const AttentionParams& params) {
-  if (params.scale != 0.0F) return params.scale;
-  return 1.0F / std::sqrt(static_cast<float>(input.q.dim()));
-}
-
-}  // namespace
 
 RowBlockScratch::RowBlockScratch(const KernelTable& kernels, const AttentionInput& input,
                                  const AttentionParams& params, std::int64_t v_dim)

@@ -1,0 +1,17 @@
+// Stopwatch: the seconds of wall time since it was made.
+#pragma once
+
+#include <chrono>
+
+namespace minference {
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace minference
