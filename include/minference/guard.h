@@ -35,6 +35,9 @@ struct GuardOptions {
   double min_recall = 0.90;  // 0 to 1
 };
 
+// Rows that guard() samples of a sequence with `q_len` rows in the chunk.
+std::int64_t guard_rows(const GuardOptions& options, std::int64_t q_len);
+
 // Measures `index` before it is used and, with kEnforce, replaces heads of it. Adds the recall that
 // remains, the time and the replaced heads (a fallback) to `stats`. Throws InvalidArgument as
 // mass_recall() does, and unless min_recall is 0 to 1.

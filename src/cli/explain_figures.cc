@@ -92,13 +92,17 @@ const char* kind_name(HeadIndex::Kind kind) {
 AttentionFigures::AttentionFigures(std::int64_t layers, std::int64_t heads)
     : layers_(layers), heads_(heads), figures_(static_cast<std::size_t>(layers * heads)) {}
 
-void AttentionFigures::add(const llama_host::AttentionCall& call, std::int64_t guard_rows) {
+void AttentionFigures::add(const llama_host::AttentionCall& call, std::int64_t rows) {
   const AttentionInput& input = *call.input;
   if (call.layer < 0 || call.layer >= layers_ || input.q.heads() > heads_) return;
   const std::vector<std::int64_t> kept = kept_pairs(input, *call.params, call.index);
   const std::int64_t causal = kept_pairs(input, *call.params, nullptr)[0];
   std::vector<double> recall(kept.size(), 1.0);
-  if (call.index != nullptr) recall = mass_recall(input, *call.params, *call.index, guard_rows);
+  if (call.index != nullptr) {
+    GuardOptions guard;
+    guard.rows = rows;
+    recall = mass_recall(input, *call.params, *call.index, guard_rows(guard, input.q.tokens()));
+  }
   for (std::int64_t h = 0; h < input.q.heads(); ++h) {
     const auto kind = static_cast<std::size_t>(call.index == nullptr ? HeadIndex::Kind::kDense
                                                                      : call.index->head(0, h).kind);

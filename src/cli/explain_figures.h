@@ -51,9 +51,9 @@ class AttentionFigures {
   AttentionFigures() = default;
   AttentionFigures(std::int64_t layers, std::int64_t heads);
 
-  // Adds a call of one sequence; recall is measured on `guard_rows` rows of it. Calls whose layer is
+  // Adds a call of one sequence; recall is measured as a guard of `rows` rows does. Calls whose layer is
   // not known, and layers or heads that the model should not have, are left out.
-  void add(const llama_host::AttentionCall& call, std::int64_t guard_rows);
+  void add(const llama_host::AttentionCall& call, std::int64_t rows);
 
   std::int64_t layers() const { return layers_; }
   std::int64_t heads() const { return heads_; }

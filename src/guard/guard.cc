@@ -178,6 +178,10 @@ std::vector<double> mass_recall(const AttentionInput& input, const AttentionPara
   return sampled_recall(input, params, index, [=](std::int64_t) { return rows; });
 }
 
+std::int64_t guard_rows(const GuardOptions& options, std::int64_t q_len) {
+  return std::clamp<std::int64_t>(q_len / kRowsPerSample, 1, options.rows);
+}
+
 void guard(const AttentionInput& input, const AttentionParams& params, const GuardOptions& options,
            SparseIndex& index, Stats& stats) {
   if (options.mode == GuardMode::kOff) return;
@@ -187,9 +191,8 @@ void guard(const AttentionInput& input, const AttentionParams& params, const Gua
   }
   const Stopwatch watch;
   check(input, params, index, options.rows);
-  std::vector<double> recall = sampled_recall(input, params, index, [&](std::int64_t q_len) {
-    return std::clamp<std::int64_t>(q_len / kRowsPerSample, 1, options.rows);
-  });
+  std::vector<double> recall = sampled_recall(
+      input, params, index, [&](std::int64_t q_len) { return guard_rows(options, q_len); });
   std::int64_t replaced = 0;
   for (std::size_t i = 0; i < recall.size(); ++i) {
     if (options.mode == GuardMode::kEnforce && recall[i] < options.min_recall) {
