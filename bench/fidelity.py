@@ -456,6 +456,8 @@ def plot(pyplot, report, path):
                              xerr=errors if any(errors) else None, label=f"{tokens} tokens")
             axis.bar_label(bars, fmt=f"{{:{form}}}", fontsize=7, padding=2)
         axis.set_title(title, fontsize=9)
+        if key == "perplexity_change":
+            axis.set_xscale("symlog", linthresh=10)  # one method that fails must not hide the others
         axis.margins(x=0.25)
         axis.tick_params(labelsize=8)
         axis.grid(axis="x", alpha=0.3)
