@@ -1,4 +1,4 @@
-// The tile loop of every ISA level, written once: GEMM panels, masking, online softmax, packing.
+// The tile loop of every ISA level, written once: packing, masking, online softmax, estimation.
 //
 // An ISA body supplies a `Vec` trait (vec_*.h) and instantiates make_kernel_table<>() in a file of its
 // own that is compiled with that ISA's flags. Nothing here may be instantiated elsewhere, or code of
@@ -14,106 +14,13 @@
 #include <limits>
 
 #include "attention/cpu/kernel_table.h"
+#include "attention/cpu/vector_gemm.h"
 
 namespace minference::cpu {
-
-// A packed right-hand operand of a product: blocks along k, each holding all panels of 16 columns, a
-// panel being a sequence of k-steps (pairs or single elements). Strides are in elements.
-template <class Elem>
-struct PackedPanels {
-  const void* const* blocks;
-  std::int64_t n_blocks;
-  std::int64_t steps;  // k-steps of a block
-  std::int64_t panels;
-  std::int64_t panel_stride;
-  std::int64_t first = 0;  // the panel to begin with
-
-  const Elem* block(std::int64_t i) const {
-    return static_cast<const Elem*>(blocks[i]) + first * panel_stride;
-  }
-};
-
-// A left-hand operand: [blocks][rows][steps of a block].
-template <class Elem>
-struct RowMajor {
-  const Elem* data;
-  std::int64_t row_stride;
-  std::int64_t block_stride;
-
-  RowMajor at(std::int64_t row) const {
-    return {data + row * row_stride, row_stride, block_stride};
-  }
-};
 
 // Rescaling is put off until a score exceeds the shift by this many octaves: exponentials stay below
 // 2^8, far from overflow, and most tiles leave the accumulator alone.
 inline constexpr float kShiftSlack = 8.0F;
-
-// C[rows, 16 * panels] = A * B (+ C), in registers of Isa::kGemmRows x Isa::kGemmPanels panels.
-template <class Isa>
-struct VectorGemm {
-  using Vec = typename Isa::Vec;
-  using Elem = typename Isa::Elem;
-  using Left = RowMajor<Elem>;
-  using Right = PackedPanels<Elem>;
-  static constexpr std::int64_t kVecs = kPanelWidth / Isa::kLanes;  // vectors of one panel
-
-  template <int kRows, int kPanels>
-  static void micro(const Left& a, const Right& b, std::int64_t panel, float* c, std::int64_t ldc,
-                    bool accumulate) {
-    constexpr int kCols = kPanels * static_cast<int>(kVecs);
-    Vec sum[kRows][kCols];
-    for (int i = 0; i < kRows; ++i) {
-      for (int j = 0; j < kCols; ++j) {
-        sum[i][j] = accumulate ? Isa::load(c + i * ldc + j * Isa::kLanes) : Isa::zero();
-      }
-    }
-    for (std::int64_t block = 0; block < b.n_blocks; ++block) {
-      const Elem* block_a = a.data + block * a.block_stride;
-      const Elem* block_b = b.block(block) + panel * b.panel_stride;
-      for (std::int64_t step = 0; step < b.steps; ++step) {
-        typename Isa::Operand columns[kCols];
-        for (int j = 0; j < kCols; ++j) {
-          columns[j] =
-              Isa::load_operand(block_b + (j / kVecs) * b.panel_stride +
-                                (step * kPanelWidth + (j % kVecs) * Isa::kLanes) * Isa::kPair);
-        }
-        for (int i = 0; i < kRows; ++i) {
-          const typename Isa::Operand row =
-              Isa::broadcast(block_a + i * a.row_stride + step * Isa::kPair);
-          for (int j = 0; j < kCols; ++j) sum[i][j] = Isa::dot(sum[i][j], row, columns[j]);
-        }
-      }
-    }
-    for (int i = 0; i < kRows; ++i) {
-      for (int j = 0; j < kCols; ++j) Isa::store(c + i * ldc + j * Isa::kLanes, sum[i][j]);
-    }
-  }
-
-  template <int kPanels>
-  static void all_rows(const Left& a, std::int64_t rows, const Right& b, std::int64_t panel,
-                       float* c, std::int64_t ldc, bool accumulate) {
-    std::int64_t i = 0;
-    for (; i + Isa::kGemmRows <= rows; i += Isa::kGemmRows) {
-      micro<Isa::kGemmRows, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
-    }
-    for (; i + 2 <= rows; i += 2) {
-      micro<2, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
-    }
-    if (i < rows) micro<1, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
-  }
-
-  static void gemm(const Left& a, std::int64_t rows, const Right& b, float* c, std::int64_t ldc,
-                   bool accumulate) {
-    std::int64_t panel = 0;
-    for (; panel + Isa::kGemmPanels <= b.panels; panel += Isa::kGemmPanels) {
-      all_rows<Isa::kGemmPanels>(a, rows, b, panel, c + panel * kPanelWidth, ldc, accumulate);
-    }
-    for (; panel < b.panels; ++panel) {
-      all_rows<1>(a, rows, b, panel, c + panel * kPanelWidth, ldc, accumulate);
-    }
-  }
-};
 
 template <class Isa>
 struct TileKernels {
