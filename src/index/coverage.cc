@@ -51,15 +51,11 @@ class HeadEstimate {
     const auto row_of = [=](std::int64_t r) {
       return probabilities + r * kProbabilityStride + kMaxLanes;
     };
-    if (begin == 0) expect_mass(row_of(0));
+    if (begin == 0) take_sinks(row_of(0));
     n_keys = std::min(n_keys, table_.kv_len - begin);
     float columns[kBatchKeys] = {};
     for (std::int64_t r = 0; r < rows_; ++r) {
-      float* row = row_of(r);
-      // The sinks' mass counts nowhere.
-      for (std::int64_t c = 0; begin + c < std::min(MassTable::kSinks, table_.kv_len); ++c) {
-        row[c] = 0.0F;
-      }
+      const float* row = row_of(r);
       for (std::int64_t c = 0; c < n_keys; ++c) columns[c] += row[c];
     }
     for (std::int64_t c = 0; c < n_keys; ++c) {
@@ -87,12 +83,13 @@ class HeadEstimate {
   }
 
  private:
-  // The classes need the mean mass of a key before the last key is seen: all but the sinks' is left.
-  void expect_mass(const float* probabilities) {
+  // The sinks' mass counts nowhere. What they leave is the mass of all other keys, whose mean the
+  // classes need before the last key is seen.
+  void take_sinks(float* probabilities) {
     double left = static_cast<double>(rows_);
     for (std::int64_t r = 0; r < rows_; ++r) {
       for (std::int64_t c = 0; c < std::min(MassTable::kSinks, table_.kv_len); ++c) {
-        left -= probabilities[r * kProbabilityStride + c];
+        left -= std::exchange(probabilities[r * kProbabilityStride + c], 0.0F);
       }
     }
     mean_ = static_cast<float>(std::max(left, 0.0) / static_cast<double>(table_.kv_len));

@@ -19,20 +19,6 @@ constexpr Pattern kPatterns[] = {Pattern::kNone,      Pattern::kDenseHeads, Patt
                                  Pattern::kUnionRuns, Pattern::kExactRuns,  Pattern::kStridedRuns,
                                  Pattern::kBlocks,    Pattern::kMixed};
 
-std::vector<double> probabilities(const AttentionInput& input, const AttentionParams& params,
-                                  std::int64_t h, std::int64_t row) {
-  std::vector<double> p = row_scores(input, params, 0, h, row);
-  double maximum = -INFINITY;
-  for (std::size_t key = 0; key < p.size(); ++key) {
-    if (!allowed(input, params, 0, row, static_cast<std::int64_t>(key))) p[key] = -INFINITY;
-    maximum = std::max(maximum, p[key]);
-  }
-  double sum = 0;
-  for (double& score : p) sum += score = std::exp(score - maximum);
-  for (double& score : p) score /= sum;
-  return p;
-}
-
 // Compares the map with sums over the cells; the call's rows are the last ones of the map's tokens,
 // and rows before them were not added.
 void expect_map(const AttentionMap& map, const Problem& problem, std::int64_t h) {
@@ -54,7 +40,7 @@ void expect_map(const AttentionMap& map, const Problem& problem, std::int64_t h)
       if (position < first) continue;
       const std::int64_t q = position - first;
       const bool is_sampled = position < map.begin(row) + AttentionMap::kSampledRows;
-      const std::vector<double> p = probabilities(input, problem.params, h, q);
+      const std::vector<double> p = row_probabilities(input, problem.params, 0, h, q);
       sampled += is_sampled ? 1 : 0;
       std::int64_t column = 0;
       for (std::int64_t key = 0; key < kv_len; ++key) {

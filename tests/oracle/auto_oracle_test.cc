@@ -47,26 +47,11 @@ struct Sampled {
 Sampled sample(const Problem& problem, std::int64_t b, std::int64_t h, std::int64_t rows) {
   const AttentionInput input = problem.input();
   const std::int64_t q_len = query_length(input, b);
-  const std::int64_t kv_len = key_length(input, b);
-  const std::vector<std::uint8_t> all = explicit_mask(input, problem.params, b, h, nullptr);
   rows = std::min(rows, q_len);
   Sampled result;
   for (std::int64_t i = 0; i < rows; ++i) {
     const std::int64_t row = q_len * (2 * i + 1) / (2 * rows);
-    std::vector<double> p = row_scores(input, problem.params, b, h, row);
-    double maximum = -INFINITY;
-    for (std::int64_t key = 0; key < kv_len; ++key) {
-      if (all[row * kv_len + key] != 0) maximum = std::max(maximum, p[key]);
-    }
-    double sum = 0;
-    for (std::int64_t key = 0; key < kv_len; ++key) {
-      p[key] = all[row * kv_len + key] != 0 ? std::exp(p[key] - maximum) : 0.0;
-      sum += p[key];
-    }
-    if (sum > 0) {
-      for (double& value : p) value /= sum;
-    }
-    result.p.push_back(std::move(p));
+    result.p.push_back(row_probabilities(input, problem.params, b, h, row));
     result.row.push_back(row);
   }
   return result;

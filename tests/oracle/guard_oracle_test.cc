@@ -17,19 +17,14 @@ namespace {
 double kept_mass(const Problem& problem, std::int64_t b, std::int64_t h, std::int64_t row) {
   const AttentionInput input = problem.input();
   const std::int64_t kv_len = key_length(input, b);
-  const std::vector<std::uint8_t> all = explicit_mask(input, problem.params, b, h, nullptr);
   const std::vector<std::uint8_t> kept =
       explicit_mask(input, problem.params, b, h, problem.index());
-  const std::vector<double> scores = row_scores(input, problem.params, b, h, row);
-  double maximum = -INFINITY;
-  for (std::int64_t key = 0; key < kv_len; ++key) {
-    if (all[row * kv_len + key] != 0) maximum = std::max(maximum, scores[key]);
-  }
+  const std::vector<double> p = row_probabilities(input, problem.params, b, h, row);
   double all_sum = 0;
   double kept_sum = 0;
   for (std::int64_t key = 0; key < kv_len; ++key) {
-    if (all[row * kv_len + key] != 0) all_sum += std::exp(scores[key] - maximum);
-    if (kept[row * kv_len + key] != 0) kept_sum += std::exp(scores[key] - maximum);
+    all_sum += p[key];
+    if (kept[row * kv_len + key] != 0) kept_sum += p[key];
   }
   return all_sum > 0 ? kept_sum / all_sum : -1;
 }

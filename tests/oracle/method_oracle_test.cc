@@ -40,15 +40,10 @@ Estimate estimate(const AttentionInput& input, const AttentionParams& params, st
   result.offsets.assign(kv_len, 0.0);
   for (std::int64_t row = std::max<std::int64_t>(0, q_len - kLastQ); row < q_len; ++row) {
     const std::int64_t position = kv_len - q_len + row;
-    const std::vector<double> scores = row_scores(input, params, b, h, row);
-    double maximum = -INFINITY;
-    double sum = 0;
-    for (std::int64_t key = 0; key <= position; ++key) maximum = std::max(maximum, scores[key]);
-    for (std::int64_t key = 0; key <= position; ++key) sum += std::exp(scores[key] - maximum);
+    const std::vector<double> p = row_probabilities(input, params, b, h, row);
     for (std::int64_t key = 0; key <= position; ++key) {
-      const double probability = std::exp(scores[key] - maximum) / sum;
-      result.columns[key] += probability;
-      result.offsets[position - key] += probability;
+      result.columns[key] += p[key];
+      result.offsets[position - key] += p[key];
     }
   }
   return result;

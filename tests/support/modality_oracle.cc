@@ -33,20 +33,8 @@ class Rule {
       }
       if (segment.begin < kv_len_) segments_.push_back(segment);
     }
-    probabilities_ = [&input, &params, b, h, this](std::int64_t row) {
-      std::vector<double> p(kv_len_);
-      const std::vector<double> scores = row_scores(input, params, b, h, row);
-      double maximum = -kInfinity;
-      for (std::int64_t key = 0; key < kv_len_; ++key) {
-        if (allowed(input, params, b, row, key)) maximum = std::max(maximum, scores[key]);
-      }
-      double sum = 0;
-      for (std::int64_t key = 0; key < kv_len_; ++key) {
-        if (allowed(input, params, b, row, key)) p[key] = std::exp(scores[key] - maximum);
-        sum += p[key];
-      }
-      for (double& value : p) value = sum > 0 ? value / sum : 0;
-      return p;
+    probabilities_ = [&input, &params, b, h](std::int64_t row) {
+      return row_probabilities(input, params, b, h, row);
     };
   }
 

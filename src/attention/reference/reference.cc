@@ -222,6 +222,23 @@ std::vector<double> row_scores(const AttentionInput& input, const AttentionParam
   return scores;
 }
 
+std::vector<double> row_probabilities(const AttentionInput& input, const AttentionParams& params,
+                                      std::int64_t b, std::int64_t h, std::int64_t row) {
+  std::vector<double> p = row_scores(input, params, b, h, row);
+  double maximum = -INFINITY;
+  for (std::size_t key = 0; key < p.size(); ++key) {
+    if (!allowed(input, params, b, row, static_cast<std::int64_t>(key))) p[key] = -INFINITY;
+    maximum = std::max(maximum, p[key]);
+  }
+  double sum = 0;
+  for (double& value : p) {
+    value = value == -INFINITY ? 0.0 : std::exp(value - maximum);
+    sum += value;
+  }
+  for (double& value : p) value = sum > 0 ? value / sum : 0.0;
+  return p;
+}
+
 Stats attention_reference(const AttentionInput& input, const AttentionParams& params,
                           const AttentionOutput& output, const SparseIndex* index) {
   const std::int64_t dim = input.q.dim();

@@ -31,6 +31,11 @@ std::vector<std::uint8_t> explicit_mask(const AttentionInput& input, const Atten
 std::vector<double> row_scores(const AttentionInput& input, const AttentionParams& params,
                                std::int64_t b, std::int64_t h, std::int64_t row);
 
+// The softmax of row_scores() over the keys that the row sees, without sinks: [kv_len], 0 for the
+// others, and all 0 when it sees none.
+std::vector<double> row_probabilities(const AttentionInput& input, const AttentionParams& params,
+                                      std::int64_t b, std::int64_t h, std::int64_t row);
+
 // Same contract as attention(), slow and in doubles. Does not validate its arguments. The Stats
 // hold kept_pairs and causal_pairs, counted in the explicit masks.
 Stats attention_reference(const AttentionInput& input, const AttentionParams& params,
