@@ -95,7 +95,9 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->transform(shipped_pattern())
       ->envname("MINFERENCE_PATTERN");
   command.parse_complete_callback([&command, &options] {
-    if (!options.pattern.empty() && command.count("--attn") == 0) options.attn = "minference";
+    if (command.count("--attn") == 0) {
+      options.attn = llama_host::default_method(!options.pattern.empty());
+    }
   });
   command.add_option("--precision", options.precision, "Products in auto, f32 or bf16")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))

@@ -110,11 +110,8 @@ IsaLevel choose_level(const PluginConfig& config) {
 
 PluginConfig build(const Given& given) {
   PluginConfig config;
-  if (const std::string* text = given.find(kAttn)) {
-    config.attn = *text;
-  } else if (given.find(kPattern) != nullptr) {
-    config.attn = "minference";
-  }
+  const std::string* attn = given.find(kAttn);
+  config.attn = attn != nullptr ? *attn : default_method(given.find(kPattern) != nullptr);
   if (config.attn != kStock) {
     config.method = named(given, kAttn, [&] { return &find_method(config.attn); });
     config.attn = config.method->name();  // rather than an alias

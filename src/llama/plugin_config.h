@@ -19,8 +19,13 @@ inline constexpr char kStock[] = "stock";
 // What the plug-in says on stderr; errors are always said.
 enum class LogLevel : std::uint8_t { kQuiet, kLoadLine, kSummary };
 
+// The method where none is named: a pattern file alone means the one that patterns are made for.
+inline const char* default_method(bool with_pattern) {
+  return with_pattern ? "minference" : "auto";
+}
+
 struct PluginConfig {
-  std::string attn = "auto";
+  std::string attn = default_method(false);
   const Method* method = nullptr;  // null: stock
   MethodOptions options;           // complete for `method`
   std::string pattern_path;
