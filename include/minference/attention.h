@@ -27,7 +27,8 @@ struct VisibilityMask {
   bool empty() const { return words == nullptr; }
 };
 
-// What attention reads. Nothing is copied or kept; keys at and beyond kv_len are never read. A NaN
+// What attention reads. q, k, v and the output lie on one device, and with them the words of a mask;
+// lengths, block tables and sinks are always the host's. Nothing is copied or kept; keys at and beyond kv_len are never read. A NaN
 // or infinity in a query reaches the output of its own row only, one in a key or value only rows
 // that see the key; the 64 rows of a row block with such a result are computed twice. A visible
 // score of +inf makes its row NaN, one of -inf has weight 0.
@@ -66,6 +67,11 @@ struct AttentionParams {
   bool causal = true;  // false: rows also see the keys after their own position
   Precision precision = Precision::kAuto;
   int threads = 0;  // 0: the OpenMP default
+  // Tensors on a CUDA device: the cudaStream_t to work in, of that device; null: its default stream.
+  void* stream = nullptr;
+  // Tensors on a CUDA device: wait for the work and measure it. Otherwise the call returns at once,
+  // and the pairs and seconds of Stats are 0.
+  bool measure = false;
 };
 
 struct AttentionOutput {
@@ -103,7 +109,8 @@ struct Stats {
   void add(const Stats& other);
 };
 
-// Computes softmax(scale * q k^T + visibility) v into `output`. Without `index`, exactly; with it,
+// Computes softmax(scale * q k^T + visibility) v into `output`, where the tensors lie; for a CUDA
+// device see minference/cuda.h. Without `index`, exactly; with it,
 // over the index's keys only. Throws InvalidArgument for a shape, stride, dtype, length or index
 // that breaks the contract above, and nothing else that the caller could prevent.
 // Thread-safe: calls share nothing, and a forked child may call too. Source of the sparse forms:

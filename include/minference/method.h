@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 
 #include "minference/attention.h"
 #include "minference/guard.h"
+#include "minference/index_recipe.h"
 #include "minference/pattern.h"
 #include "minference/segment.h"
 #include "minference/sparse_index.h"
@@ -81,6 +83,13 @@ class Method {
   virtual SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                                   const MethodOptions& options,
                                   const MethodContext& context) const = 0;
+
+  // Whether build_index() looks at the tensors' elements, not at sizes and positions alone.
+  virtual bool reads_tensors() const { return true; }
+  // What build_index() would do, where a CUDA device can do it; nothing where it cannot. `options`
+  // and `context` as there; a state is not followed: every chunk is estimated anew.
+  virtual std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+                                            const MethodContext& context) const;
 };
 
 // Every method that works, in the order in which they are listed to users.
@@ -100,6 +109,8 @@ MethodOptions resolve_options(const Method& method, const MethodOptions& given);
 void parse_option(std::string_view text, MethodOptions& options);
 
 // Builds the index and runs attention over it: the call that hosts make. `options` may be partial.
+// With tensors on a CUDA device all of it happens there, in AttentionParams::stream. Throws Unsupported,
+// naming the methods that can, for a method that has no kernels there, for a guard, and for on_index.
 Stats attention(const AttentionInput& input, const AttentionParams& params,
                 const AttentionOutput& output, const Method& method, const MethodOptions& options,
                 const MethodContext& context);

@@ -10,8 +10,24 @@ namespace minference {
 inline constexpr std::int64_t kRowBlock = 64;
 // Keys of one block of the block form.
 inline constexpr std::int64_t kKeyBlock = 64;
-// Keys, from multiples of it, to which runs are rounded outwards unless they are exact.
+// Keys, from multiples of it, to which RunRounding::kGranule rounds outwards.
 inline constexpr std::int64_t kRunGranule = 32;
+// Keys of a box of RunRounding::kBox.
+inline constexpr std::int64_t kRunBox = 64;
+
+// Which keys runs of slash offsets cover, beyond the offsets themselves: what a kernel would compute
+// and throw away.
+enum class RunRounding : std::uint8_t {
+  // Key j is covered for row i when a run contains the offset of (r, g) for some row r of i's row
+  // block of kRowBlock rows and some key g of j's granule of kRunGranule keys: whole tiles, as the
+  // reference system's, cut at multiples of 32 keys. The CPU's kernels load those.
+  kGranule,
+  // A run [begin, end) covers, for a row block whose first row stands at position p, the last
+  // 64 * ceil((end - begin + 63) / 64) keys before p + 64 - begin: all that the block's rows (were they
+  // 64) have in the run, filled up to boxes of kRunBox keys from any key on. CUDA's kernels load those.
+  kBox,
+  kNone,  // a run contains the offset of (i, j) itself
+};
 
 // A run of slash offsets. The offset of a key is its distance behind the query:
 // offset = query position - key position, where the query position is kv_len - q_len + row.
@@ -32,16 +48,11 @@ struct HeadIndex {
   enum class Kind : std::uint8_t { kDense, kDiagonal, kBlock };
   Kind kind = Kind::kDense;
 
-  // Diagonal form: row i sees key j when j is in `columns`, or when its offset is covered by `runs`.
-  // Runs are relative, so they are merged once per head and hold for every row block; no per-row
-  // index exists.
-  //  exact_runs = true: covered means that a run contains the offset of (i, j) itself.
-  //  exact_runs = false: covered means that a run contains the offset of (r, g) for some row r of
-  //    i's row block of kRowBlock rows (the reference system's rule: whole 64-row tiles) and some
-  //    key g of j's granule of kRunGranule keys, which kernels would compute and throw away.
+  // Diagonal form: row i sees key j when j is in `columns`, or when it is covered by `runs`. Runs are
+  // relative, so they are merged once per head and hold for every row block; no per-row index exists.
   std::vector<std::int64_t> columns;  // absolute key positions, strictly ascending
-  std::vector<OffsetRun> runs;        // ascending, not overlapping; stride 1 unless exact_runs
-  bool exact_runs = false;
+  std::vector<OffsetRun> runs;  // ascending, not overlapping; of stride 1 where they are rounded
+  RunRounding rounding = RunRounding::kGranule;
 
   // Block form: row block m sees the key blocks block_ids[block_begin[m] ... block_begin[m + 1]),
   // ascending, where key block n holds keys [n * kKeyBlock, (n + 1) * kKeyBlock).

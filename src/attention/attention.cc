@@ -1,6 +1,7 @@
 #include "minference/attention.h"
 
 #include "attention/cpu/executor.h"
+#include "attention/cuda/library.h"
 #include "attention/precision.h"
 #include "attention/validate.h"
 
@@ -24,6 +25,9 @@ Stats attention(const AttentionInput& input, const AttentionParams& params,
   validate(input, params, output);
   if (index != nullptr) {
     validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(), key_capacity(input));
+  }
+  if (input.q.device.kind == Device::Kind::kCuda) {
+    return attention_cuda(input, params, output, index);
   }
   return attention_cpu(input, params, output, index, choose_isa(allows_bf16(input, params)));
 }

@@ -23,6 +23,11 @@ std::uint64_t extract(const std::uint64_t* words, std::int64_t at) {
   return words[word] >> kGranule | words[word + 1] << kGranule;
 }
 
+// Keys that RunRounding::kBox gives a row block for a run.
+std::int64_t boxed_keys(const OffsetRun& run) {
+  return (run.end - run.begin + kRowBlock - 1 + kRunBox - 1) / kRunBox * kRunBox;
+}
+
 void set_range(std::vector<std::uint64_t>& words, std::int64_t begin, std::int64_t end) {
   for (std::int64_t key = begin / kWord * kWord; key < end; key += kWord) {
     words[key / kWord] |= range_bits(begin, end, key);
@@ -97,8 +102,13 @@ void VisibleKeys::mark_block_keys() {
   }
   const std::int64_t first_position = g.position(block * kRowBlock);
   const std::int64_t last_position = g.position(std::min((block + 1) * kRowBlock, g.q_len) - 1);
-  const std::int64_t granule = head_->exact_runs ? 1 : kRunGranule;
+  const std::int64_t granule = head_->rounding == RunRounding::kGranule ? kRunGranule : 1;
   for (const OffsetRun& run : head_->runs) {
+    if (head_->rounding == RunRounding::kBox) {
+      const std::int64_t end = first_position + kRowBlock - run.begin;
+      set_range(marks_, std::max(end - boxed_keys(run), first_), std::min(end, end_));
+      continue;
+    }
     const std::int64_t begin = std::max<std::int64_t>(first_position - run.end + 1, 0);
     const std::int64_t end = std::max<std::int64_t>(last_position - run.begin + 1, 0);
     set_range(marks_, std::max(begin / granule * granule, first_),
@@ -150,7 +160,8 @@ void VisibleKeys::finish_tile(std::int64_t count, Tile& tile) const {
 bool VisibleKeys::next_keys(Tile& tile) {
   const SequenceGeometry& g = *geometry_;
   const bool exact =
-      head_ != nullptr && head_->kind == HeadIndex::Kind::kDiagonal && head_->exact_runs;
+      head_ != nullptr && head_->kind == HeadIndex::Kind::kDiagonal &&
+      head_->rounding == RunRounding::kNone;
   while (cursor_ < end_) {
     const std::uint64_t base = marked(cursor_) & range_bits(first_, end_, cursor_);
     if (static_cast<std::uint32_t>(base) == 0) {
@@ -209,7 +220,7 @@ bool VisibleKeys::next_columns(Tile& tile) {
       (in_runs ? inside : outside) |= 1ULL << c;
     }
     // Marked keys were computed by all rows; exact runs left gaps among them.
-    if (!head_->exact_runs) inside = 0;
+    if (head_->rounding != RunRounding::kNone) inside = 0;
     if ((outside | inside) == 0) continue;
     for (std::int64_t row = row_begin_; row < row_end_; ++row) {
       const auto* from = columns.data() + begin;
@@ -288,7 +299,12 @@ void mark_needed_keys(const SequenceGeometry& geometry, const HeadIndex* head,
     const std::int64_t first = geometry.position(block * kRowBlock);
     const std::int64_t last =
         geometry.position(std::min((block + 1) * kRowBlock, geometry.q_len) - 1);
-    for (const OffsetRun& run : head->runs) mark(first - run.end + 1, last - run.begin + 1);
+    for (const OffsetRun& run : head->runs) {
+      // Boxes reach further than the granules that `needed` counts in.
+      const bool boxes = head->rounding == RunRounding::kBox;
+      mark(boxes ? first + kRowBlock - run.begin - boxed_keys(run) : first - run.end + 1,
+           boxes ? first + kRowBlock - run.begin : last - run.begin + 1);
+    }
   }
 }
 

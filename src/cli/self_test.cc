@@ -68,7 +68,7 @@ SparseIndex make_index() {
     head->kind = HeadIndex::Kind::kDiagonal;
     head->columns = {0, 1, 2, 70, 200, 331};
     head->runs = {{0, 40, 1}, {100, 130, 1}};
-    head->exact_runs = head == &index.heads[1];
+    if (head == &index.heads[1]) head->rounding = RunRounding::kNone;
   }
   HeadIndex& blocks = index.heads[2];
   blocks.kind = HeadIndex::Kind::kBlock;

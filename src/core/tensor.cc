@@ -18,10 +18,15 @@ const char* dtype_name(DType dtype) {
   return "unknown";
 }
 
-TensorView TensorView::contiguous(void* data, DType dtype,
-                                  const std::array<std::int64_t, 4>& shape) {
+std::string device_name(Device device) {
+  return device.kind == Device::Kind::kCpu ? "cpu" : "cuda:" + std::to_string(device.ordinal);
+}
+
+TensorView TensorView::contiguous(void* data, DType dtype, const std::array<std::int64_t, 4>& shape,
+                                  Device device) {
   TensorView view;
   view.data = data;
+  view.device = device;
   view.dtype = dtype;
   view.shape = shape;
   std::int64_t stride = 1;

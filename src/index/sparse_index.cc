@@ -47,9 +47,9 @@ void validate_runs(const HeadIndex& head, const std::string& where) {
     if (run.stride < 1) {
       throw InvalidArgument(where + "run is " + run_name(run) + "; legal strides: 1 or more");
     }
-    if (run.stride != 1 && !head.exact_runs) {
+    if (run.stride != 1 && head.rounding != RunRounding::kNone) {
       throw InvalidArgument(where + "run is " + run_name(run) +
-                            "; the stride must be 1 unless runs are exact");
+                            "; the stride must be 1 where runs are rounded");
     }
     if (run.begin < previous_end) {
       throw InvalidArgument(where + "run " + run_name(run) + " begins before " +

@@ -20,6 +20,14 @@ class BlockSparseMethod final : public Method {
              static_cast<double>(kBlockSparseTopK), 1, kMaxCount, true}};
   }
 
+  std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
+                                    const MethodContext&) const override {
+    IndexRecipe recipe;
+    recipe.kind = IndexRecipe::Kind::kBlockSparse;
+    recipe.top_k = whole_option(options, "top_k");
+    return recipe;
+  }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options, const MethodContext&) const override {
     const Stopwatch watch;

@@ -19,6 +19,8 @@ class Dilated1Method final : public Method {
             {"stride", "every how many of them are kept", 2, 1, kMaxCount, true}};
   }
 
+  bool reads_tensors() const override { return false; }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options, const MethodContext&) const override {
     const OffsetRun window{0, whole_option(options, "n_local"), whole_option(options, "stride")};

@@ -20,6 +20,8 @@ class Dilated2Method final : public Method {
             {"stride", "every how many of those are kept", 2, 1, kMaxCount, true}};
   }
 
+  bool reads_tensors() const override { return false; }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options, const MethodContext&) const override {
     const std::int64_t n_local = whole_option(options, "n_local");

@@ -16,9 +16,6 @@
 namespace minference {
 namespace {
 
-// Above this share of the causal area full tiles are cheaper than gathering and masking.
-constexpr double kDensePays = 0.9;
-
 // Share of the causal area of a chunk that runs and columns cover, by row blocks.
 double covered_share(const HeadIndex& head, std::int64_t q_len, std::int64_t kv_len) {
   std::int64_t covered = 0;
@@ -91,7 +88,7 @@ HeadIndex fixed_head(std::int64_t n_init, std::vector<OffsetRun> runs, std::int6
   HeadIndex head;
   if (n_init + nearest >= kv_len) return head;
   head.kind = HeadIndex::Kind::kDiagonal;
-  head.exact_runs = true;
+  head.rounding = RunRounding::kNone;
   head.columns.resize(n_init);
   for (std::int64_t key = 0; key < n_init; ++key) head.columns[key] = key;
   head.runs = std::move(runs);

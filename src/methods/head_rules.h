@@ -20,6 +20,9 @@ inline constexpr std::int64_t kLastQ = 64;
 inline constexpr std::int64_t kForcedColumns = 30;
 inline constexpr std::int64_t kForcedOffsets = 100;
 
+// Above this share of the causal area full tiles are cheaper than gathering and masking.
+inline constexpr double kDensePays = 0.9;
+
 // Largest value of an option that counts keys, offsets or rows.
 inline constexpr double kMaxCount = 1e9;
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "attention/cuda/library.h"
 #include "methods/method_table.h"
 #include "minference/error.h"
 
@@ -116,6 +117,45 @@ void parse_option(std::string_view text, MethodOptions& options) {
   options[std::string(text.substr(0, equals))] = value;
 }
 
+std::optional<IndexRecipe> Method::recipe(std::int64_t, const MethodOptions&,
+                                          const MethodContext&) const {
+  return std::nullopt;
+}
+
+namespace {
+
+std::string cuda_method_names(std::int64_t q_heads, const MethodContext& context) {
+  std::string names;
+  for (const Method* method : attention_methods()) {
+    if (method->reads_tensors() && !method->recipe(q_heads, resolve_options(*method, {}), context)) {
+      continue;
+    }
+    names += (names.empty() ? "" : ", ") + std::string(method->name());
+  }
+  return names;
+}
+
+Stats method_on_cuda(const AttentionInput& input, const AttentionParams& params,
+                     const AttentionOutput& output, const Method& method,
+                     const MethodOptions& options, const MethodContext& context) {
+  if (context.guard.mode != GuardMode::kOff || context.on_index) {
+    throw Unsupported("the guard and on_index work on the CPU only; tensors are on " +
+                      device_name(input.q.device));
+  }
+  if (!method.reads_tensors()) {
+    const SparseIndex index = method.build_index(input, params, options, context);
+    return attention_cuda(input, params, output, &index);
+  }
+  const auto recipe = method.recipe(input.q.heads(), options, context);
+  if (!recipe) {
+    throw Unsupported("method " + std::string(method.name()) + " has no CUDA kernels; those that do: " +
+                      cuda_method_names(input.q.heads(), context));
+  }
+  return attention_cuda(input, params, output, *recipe);
+}
+
+}  // namespace
+
 Stats attention(const AttentionInput& input, const AttentionParams& params,
                 const AttentionOutput& output, const Method& method, const MethodOptions& options,
                 const MethodContext& context) {
@@ -126,6 +166,8 @@ Stats attention(const AttentionInput& input, const AttentionParams& params,
     resolve_options(method, options);
     stats = attention(input, params, output);
     stats.fallbacks[input.mask.empty() ? "not causal" : "mask is not a causal prefix"] += 1;
+  } else if (input.q.device.kind == Device::Kind::kCuda) {
+    stats = method_on_cuda(input, params, output, method, resolve_options(method, options), context);
   } else {
     SparseIndex index =
         method.build_index(input, params, resolve_options(method, options), context);

@@ -23,25 +23,48 @@ class MInferenceMethod final : public Method {
             estimate_every_option()};
   }
 
+  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+                                    const MethodContext& context) const override {
+    IndexRecipe recipe;
+    for (std::int64_t h = 0; h < q_heads; ++h) {
+      recipe.patterns.push_back(dense_layer(options, context) ? everything()
+                                                              : pattern(h, options, context));
+    }
+    return recipe;
+  }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {
-    if (static_cast<double>(context.layer) < options.at("starting_layer")) {
-      return dense_method().build_index(input, params, {}, {});
-    }
+    if (dense_layer(options, context)) return dense_method().build_index(input, params, {}, {});
+    return build_from_patterns(
+        input, params, [&](std::int64_t h) { return pattern(h, options, context); }, context.state,
+        whole_option(options, "estimate_every"));
+  }
+
+ private:
+  static bool dense_layer(const MethodOptions& options, const MethodContext& context) {
+    return static_cast<double>(context.layer) < options.at("starting_layer");
+  }
+
+  // A pattern that every context fits in runs dense.
+  static HeadPattern everything() {
+    HeadPattern pattern;
+    pattern.vertical = pattern.slash = static_cast<std::int64_t>(kMaxCount);
+    return pattern;
+  }
+
+  static HeadPattern pattern(std::int64_t h, const MethodOptions& options,
+                             const MethodContext& context) {
     const double ratio = options.at("minference_ratio");
     const auto scaled = [&](std::int64_t budget) {
       return static_cast<std::int64_t>(std::floor(static_cast<double>(budget) * ratio));
     };
-    const auto pattern_of = [&](std::int64_t h) {
-      HeadPattern pattern;
-      if (context.patterns != nullptr) pattern = context.patterns->at(context.layer, h);
-      pattern.vertical = scaled(pattern.vertical);
-      pattern.slash = scaled(pattern.slash);
-      return pattern;
-    };
-    return build_from_patterns(input, params, pattern_of, context.state,
-                               whole_option(options, "estimate_every"));
+    HeadPattern pattern;
+    if (context.patterns != nullptr) pattern = context.patterns->at(context.layer, h);
+    pattern.vertical = scaled(pattern.vertical);
+    pattern.slash = scaled(pattern.slash);
+    return pattern;
   }
 };
 

@@ -20,15 +20,27 @@ class VerticalSlashMethod final : public Method {
             estimate_every_option()};
   }
 
+  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+                                    const MethodContext&) const override {
+    IndexRecipe recipe;
+    recipe.patterns.assign(q_heads, pattern(options));
+    return recipe;
+  }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {
+    return build_from_patterns(
+        input, params, [&](std::int64_t) { return pattern(options); }, context.state,
+        whole_option(options, "estimate_every"));
+  }
+
+ private:
+  static HeadPattern pattern(const MethodOptions& options) {
     HeadPattern pattern;
     pattern.vertical = whole_option(options, "vertical_size");
     pattern.slash = whole_option(options, "slash_size");
-    return build_from_patterns(
-        input, params, [&](std::int64_t) { return pattern; }, context.state,
-        whole_option(options, "estimate_every"));
+    return pattern;
   }
 };
 

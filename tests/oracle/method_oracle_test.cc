@@ -85,7 +85,7 @@ void expect_rule(const HeadIndex& head, const Estimate& mass, std::int64_t verti
   ASSERT_GT(column_gap, 2e-6);
   ASSERT_GT(offset_gap, 2e-6);
   EXPECT_EQ(head.columns, columns);
-  EXPECT_FALSE(head.exact_runs);
+  EXPECT_EQ(head.rounding, RunRounding::kGranule);
   for (const std::int64_t offset : offsets) EXPECT_TRUE(covers(head.runs, offset)) << offset;
   const auto kv_len = static_cast<std::int64_t>(mass.columns.size());
   for (std::int64_t offset = 0; offset < kv_len; ++offset) {
@@ -209,7 +209,7 @@ TEST(MInference, FollowsThePatternOfEachHead) {
     const SparseIndex index = build("minference", problem, {}, context);
     expect_rule(index.head(0, 0), mass(0), 50, 130);
     EXPECT_EQ(index.head(0, 1).columns.size(), 40U);
-    EXPECT_TRUE(index.head(0, 1).exact_runs);
+    EXPECT_EQ(index.head(0, 1).rounding, RunRounding::kNone);
     ASSERT_EQ(index.head(0, 1).runs.size(), 1U);
     EXPECT_EQ(index.head(0, 1).runs[0].end, 90);
     EXPECT_EQ(index.head(0, 2).columns.size(), 30U);  // raised to the forced counts
@@ -237,7 +237,7 @@ TEST(MInference, FollowsThePatternOfEachHead) {
 void expect_same_head(const HeadIndex& a, const HeadIndex& b) {
   EXPECT_EQ(a.kind, b.kind);
   EXPECT_EQ(a.columns, b.columns);
-  EXPECT_EQ(a.exact_runs, b.exact_runs);
+  EXPECT_EQ(a.rounding, b.rounding);
   EXPECT_EQ(a.dense_last_rows, b.dense_last_rows);
   ASSERT_EQ(a.runs.size(), b.runs.size());
   for (std::size_t i = 0; i < a.runs.size(); ++i) {

@@ -55,7 +55,7 @@ class Placed {
     const std::int64_t head = dim + at.gap;
     const std::int64_t token = heads * head + at.gap;
     const std::int64_t sequence = tokens * token + at.gap;
-    view_ = {nullptr, dtype, shape, {sequence, at.backwards ? -token : token, head, 1}};
+    view_ = {nullptr, dtype, shape, {sequence, at.backwards ? -token : token, head, 1}, {}};
     const std::int64_t elements =
         (batch - 1) * sequence + (tokens - 1) * token + (heads - 1) * head + dim + at.shift;
     buffer_ = GuardedBuffer(elements * dtype_size(dtype) / 2, at.fence);

@@ -255,17 +255,20 @@ HeadIndex make_head(Pattern pattern, Budget budget, std::int64_t q_tokens, std::
       break;
     case Pattern::kAShape:
       head.kind = HeadIndex::Kind::kDiagonal;
-      head.exact_runs = true;
+      head.rounding = RunRounding::kNone;
       for (std::int64_t key = 0; key < std::min<std::int64_t>(kv_tokens, 5); ++key) {
         head.columns.push_back(key);
       }
       head.runs = {{0, budget == Budget::kOne ? 1 : 37, 1}};
       break;
     case Pattern::kUnionRuns:
+    case Pattern::kBoxRuns:
     case Pattern::kExactRuns:
     case Pattern::kStridedRuns:
       head.kind = HeadIndex::Kind::kDiagonal;
-      head.exact_runs = pattern != Pattern::kUnionRuns;
+      head.rounding = pattern == Pattern::kUnionRuns ? RunRounding::kGranule
+                      : pattern == Pattern::kBoxRuns ? RunRounding::kBox
+                                                     : RunRounding::kNone;
       head.columns = random_columns(budget, kv_tokens, random);
       head.runs = random_runs(budget, kv_tokens, pattern == Pattern::kStridedRuns ? 3 : 1, random);
       break;
@@ -278,8 +281,8 @@ HeadIndex make_head(Pattern pattern, Budget budget, std::int64_t q_tokens, std::
 
 void make_index(const Case& c, Problem& problem, Random& random) {
   if (c.pattern == Pattern::kNone) return;
-  constexpr Pattern kTurn[] = {Pattern::kUnionRuns,   Pattern::kBlocks, Pattern::kDenseHeads,
-                               Pattern::kStridedRuns, Pattern::kAShape, Pattern::kExactRuns};
+  constexpr Pattern kTurn[] = {Pattern::kUnionRuns, Pattern::kBlocks,    Pattern::kDenseHeads,
+                               Pattern::kStridedRuns, Pattern::kBoxRuns, Pattern::kExactRuns};
   const std::int64_t kv_tokens =
       c.page_size == 0 ? problem.k.view().tokens() : problem.pages_per_sequence * c.page_size;
   SparseIndex index;

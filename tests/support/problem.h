@@ -42,7 +42,8 @@ enum class Pattern {
   kNone,         // no index
   kDenseHeads,   // an index of dense heads
   kAShape,       // leading columns and one exact run at offset 0
-  kUnionRuns,    // random columns and block-union runs
+  kUnionRuns,    // random columns and block-union runs, rounded to granules
+  kBoxRuns,      // the same, filled up to boxes
   kExactRuns,    // random columns and exact runs
   kStridedRuns,  // exact runs with strides 1, 2, 3
   kBlocks,       // random key blocks

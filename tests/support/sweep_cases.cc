@@ -22,8 +22,8 @@ constexpr Values kValues[] = {Values::kOrder1,      Values::kOrder30, Values::kA
 constexpr MaskKind kMasks[] = {MaskKind::kNone, MaskKind::kCausal, MaskKind::kLeftPad,
                                MaskKind::kRandom};
 constexpr Pattern kPatterns[] = {Pattern::kNone,      Pattern::kDenseHeads, Pattern::kAShape,
-                                 Pattern::kUnionRuns, Pattern::kExactRuns,  Pattern::kStridedRuns,
-                                 Pattern::kBlocks,    Pattern::kMixed};
+                                 Pattern::kUnionRuns, Pattern::kBoxRuns,    Pattern::kExactRuns,
+                                 Pattern::kStridedRuns, Pattern::kBlocks,   Pattern::kMixed};
 constexpr Budget kBudgets[] = {Budget::kNothing, Budget::kOne, Budget::kSome, Budget::kAll,
                                Budget::kMoreThanAll};
 
@@ -157,7 +157,7 @@ std::vector<Case> value_cases() {
   std::vector<Case> cases;
   for (const Values values : kValues) {
     for (const DType dtype : kDTypes) {
-      for (const Pattern pattern : {Pattern::kNone, Pattern::kUnionRuns}) {
+      for (const Pattern pattern : {Pattern::kNone, Pattern::kUnionRuns, Pattern::kBoxRuns}) {
         Case c;
         c.values = values;
         c.q_dtype = c.kv_dtype = dtype;

@@ -170,7 +170,7 @@ TEST(Reference, PagesAreLookedUp) {
 TEST(Reference, ExactRunsAndColumns) {
   HeadIndex head;
   head.kind = HeadIndex::Kind::kDiagonal;
-  head.exact_runs = true;
+  head.rounding = RunRounding::kNone;
   head.columns = {0};
   head.runs = {{1, 2, 1}, {3, 6, 2}};  // offsets 1, 3, 5
   const SparseIndex index = index_of(head);
@@ -211,7 +211,7 @@ TEST(Reference, BlocksAndDenseLastRows) {
 TEST(Reference, CountsPairsOverHeads) {
   HeadIndex head;
   head.kind = HeadIndex::Kind::kDiagonal;
-  head.exact_runs = true;
+  head.rounding = RunRounding::kNone;
   head.runs = {{0, 1}};
   SparseIndex index = index_of(head);
   index.q_heads = 2;

@@ -131,7 +131,7 @@ void expect_columns_refused(const std::vector<std::int64_t>& columns, const std:
 void expect_runs_refused(const Runs& runs, const std::string& words, bool exact = false) {
   HeadIndex head = diagonal();
   head.runs = runs;
-  head.exact_runs = exact;
+  head.rounding = exact ? RunRounding::kNone : RunRounding::kGranule;
   expect_refused(head, words);
 }
 
@@ -148,7 +148,7 @@ TEST(ValidateIndex, AcceptsWhatIsWellFormed) {
   validate(index_with(diagonal()), 2, 3, 100, 200);
   validate(index_with(block()), 2, 3, 100, 200);
   HeadIndex strided = diagonal();
-  strided.exact_runs = true;
+  strided.rounding = RunRounding::kNone;
   strided.runs = {{0, 10, 1}, {10, 30, 2}};
   strided.dense_last_rows = 1000;
   validate(index_with(strided), 2, 3, 100, 200);
@@ -178,7 +178,7 @@ TEST(ValidateIndex, RefusesRuns) {
   expect_runs_refused({{-1, 5}}, "[-1, 5)");
   expect_runs_refused({{5, 5}}, "[5, 5)");
   expect_runs_refused({{0, std::numeric_limits<std::int64_t>::max()}}, "2^62");
-  expect_runs_refused({{0, 9, 2}}, "unless runs are exact");
+  expect_runs_refused({{0, 9, 2}}, "where runs are rounded");
   expect_runs_refused({{4, 9}, {8, 12}}, "without overlap");
   expect_runs_refused({{8, 9}, {1, 2}}, "without overlap");
   expect_runs_refused({{0, 9, 0}}, "legal strides", true);

@@ -83,16 +83,34 @@ std::vector<std::uint8_t> diagonal_mask(const HeadIndex& head, std::int64_t q_le
   }
 
   std::vector<std::uint8_t> mask(q_len * kv_len, 0);
+  if (head.rounding == RunRounding::kBox) {
+    for (std::int64_t row = 0; row < q_len; ++row) {
+      const std::int64_t block_position = kv_len - q_len + row / kRowBlock * kRowBlock;
+      std::copy(column.begin(), column.end(), mask.begin() + row * kv_len);
+      for (const OffsetRun& run : head.runs) {
+        const std::int64_t needed = run.end - run.begin + kRowBlock - 1;
+        std::int64_t boxes = needed / kRunBox;
+        if (boxes * kRunBox < needed) ++boxes;
+        const std::int64_t end = block_position + kRowBlock - run.begin;
+        const std::int64_t begin = std::max<std::int64_t>(end - boxes * kRunBox, 0);
+        for (std::int64_t key = begin; key < std::min(end, kv_len); ++key) {
+          mask[row * kv_len + key] = 1;
+        }
+      }
+    }
+    return mask;
+  }
+  const bool exact = head.rounding == RunRounding::kNone;
   for (std::int64_t row = 0; row < q_len; ++row) {
     // The rows whose offsets count for this one: itself, or all of its row block.
-    const std::int64_t first = head.exact_runs ? row : row / kRowBlock * kRowBlock;
-    const std::int64_t last = head.exact_runs ? row : std::min(first + kRowBlock, q_len) - 1;
-    if (!head.exact_runs && row > first) {  // the rows of a block see the same keys
+    const std::int64_t first = exact ? row : row / kRowBlock * kRowBlock;
+    const std::int64_t last = exact ? row : std::min(first + kRowBlock, q_len) - 1;
+    if (!exact && row > first) {  // the rows of a block see the same keys
       std::copy_n(mask.begin() + (row - 1) * kv_len, kv_len, mask.begin() + row * kv_len);
       continue;
     }
     // The keys that are kept with this one: itself, or all of its granule.
-    const std::int64_t step = head.exact_runs ? 1 : kRunGranule;
+    const std::int64_t step = exact ? 1 : kRunGranule;
     for (std::int64_t begin = 0; begin < kv_len; begin += step) {
       const std::int64_t end = std::min(begin + step, kv_len);
       bool covered_here = false;

@@ -1,0 +1,223 @@
+// cuda_bench: times attention on a CUDA device, index and kernel, for methods and lengths; checks the
+// results against the CPU first.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "attention/cuda/check.h"
+#include "bench/cuda_inputs.h"
+#include "minference/cuda.h"
+#include "minference/error.h"
+#include "minference/method.h"
+
+namespace minference::bench {
+namespace {
+
+struct Bench {
+  std::vector<std::int64_t> tokens = {8192, 32768, 131072};
+  std::vector<std::string> methods = {"dense", "head_mix"};
+  std::int64_t q_heads = 32;
+  std::int64_t kv_heads = 8;
+  std::int64_t head_dim = 128;
+  int repetitions = 5;
+  std::string json_path;
+};
+
+// The budgets of a published configuration for a Llama-3 8B model with a context of 1M tokens, in its
+// proportions: the yardstick of docs/performance.md.
+PatternFile head_mix(std::int64_t heads) {
+  struct Share {
+    int of_32;
+    std::int64_t vertical;
+    std::int64_t slash;
+  };
+  constexpr Share kShares[] = {{15, 1000, 6096}, {9, 30, 800}, {5, 100, 800}, {2, 3500, 100}, {1, 500, 700}};
+  std::vector<HeadPattern> deck;
+  for (const Share& share : kShares) {
+    for (int i = 0; i < share.of_32; ++i) {
+      HeadPattern pattern;
+      pattern.vertical = share.vertical;
+      pattern.slash = share.slash;
+      deck.push_back(pattern);
+    }
+  }
+  PatternFile file(1);
+  // A step without common factor with 32 spreads each kind over the KV heads.
+  for (std::int64_t h = 0; h < heads; ++h) file.set(0, h, deck[h * 13 % 32]);
+  return file;
+}
+
+class Runner {
+ public:
+  Runner(const Bench& bench, const std::string& name) : patterns_(head_mix(bench.q_heads)) {
+    method_ = &find_method(name == "head_mix" ? "minference" : name);
+    if (name == "head_mix") context_.patterns = &patterns_;
+  }
+
+  Stats run(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
+            bool measure) const {
+    AttentionInput input;
+    input.q = q;
+    input.k = k;
+    input.v = v;
+    AttentionParams params;
+    params.measure = measure;
+    return attention(input, params, {out, {}}, *method_, {}, context_);
+  }
+
+ private:
+  PatternFile patterns_;
+  const Method* method_;
+  MethodContext context_;
+};
+
+// Largest difference from the CPU's result, over its root mean square.
+double error_against_cpu(const Bench& bench, const std::string& name) {
+  constexpr std::int64_t kTokens = 8192;
+  const CudaInputs inputs(kTokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
+  const Runner runner(bench, name);
+  runner.run(inputs.q, inputs.k, inputs.v, inputs.out, false);
+  std::vector<std::vector<std::uint16_t>> memory;
+  const auto on_host = [&](const TensorView& view) {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : view.shape) count *= extent;
+    memory.emplace_back(count);
+    cuda::check(cudaMemcpy(memory.back().data(), view.data, count * 2, cudaMemcpyDeviceToHost),
+                "copying to the host");
+    return TensorView::contiguous(memory.back().data(), view.dtype, view.shape);
+  };
+  memory.reserve(5);
+  const TensorView q = on_host(inputs.q);
+  const TensorView k = on_host(inputs.k);
+  const TensorView v = on_host(inputs.v);
+  const TensorView device = on_host(inputs.out);
+  const TensorView host = on_host(inputs.out);
+  runner.run(q, k, v, host, false);
+  const auto value = [](const TensorView& view, std::size_t i) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(static_cast<std::uint16_t*>(view.data)[i]) << 16;
+    float number = 0;
+    std::memcpy(&number, &bits, sizeof(number));
+    return static_cast<double>(number);
+  };
+  double largest = 0;
+  double squares = 0;
+  const std::size_t count = memory.back().size();
+  for (std::size_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::abs(value(device, i) - value(host, i)));
+    squares += value(host, i) * value(host, i);
+  }
+  return largest / std::sqrt(squares / static_cast<double>(count));
+}
+
+nlohmann::json measure(const Bench& bench, const std::string& name, std::int64_t tokens) {
+  const CudaInputs inputs(tokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
+  const Runner runner(bench, name);
+  const auto run = [&](bool measured) {
+    return runner.run(inputs.q, inputs.k, inputs.v, inputs.out, measured);
+  };
+  run(false);
+  const Stats stats = run(true);
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  cuda::check(cudaEventCreate(&begin), "creating an event");
+  cuda::check(cudaEventCreate(&end), "creating an event");
+  std::vector<double> times;
+  for (int i = 0; i < bench.repetitions; ++i) {
+    float milliseconds = 0;
+    cuda::check(cudaEventRecord(begin), "recording an event");
+    run(false);
+    cuda::check(cudaEventRecord(end), "recording an event");
+    cuda::check(cudaEventSynchronize(end), "waiting for attention");
+    cuda::check(cudaEventElapsedTime(&milliseconds, begin, end), "timing attention");
+    times.push_back(milliseconds);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::sort(times.begin(), times.end());
+  const double median = times[times.size() / 2];
+  const double flops = 4.0 * static_cast<double>(bench.head_dim * stats.kept_pairs);
+  return {{"method", name},
+          {"tokens", tokens},
+          {"q_heads", bench.q_heads},
+          {"kv_heads", bench.kv_heads},
+          {"head_dim", bench.head_dim},
+          {"kept", stats.kept_fraction()},
+          {"index_ms", stats.index_seconds * 1e3},
+          {"kernel_ms", stats.kernel_seconds * 1e3},
+          {"total_ms", median},
+          {"total_min_ms", times.front()},
+          {"total_max_ms", times.back()},
+          {"kernel_tflops", flops / stats.kernel_seconds * 1e-12},
+          {"total_tflops", flops / median * 1e-9}};
+}
+
+int run(const Bench& bench) {
+  const CudaDevice device = cuda_devices().front();
+  std::printf("%s, kernels %s; bf16, %lld/%lld heads of %lld, batch 1, causal\n", device.name.c_str(),
+              device.kernels.c_str(), static_cast<long long>(bench.q_heads),
+              static_cast<long long>(bench.kv_heads), static_cast<long long>(bench.head_dim));
+  for (const std::string& name : bench.methods) {
+    const double error = error_against_cpu(bench, name);
+    std::printf("%-16s against the CPU at 8192 tokens: largest error %.1e of the values' size\n",
+                name.c_str(), error);
+    if (!(error < 0.15)) {
+      std::fprintf(stderr, "cuda_bench: error: %s is wrong\n", name.c_str());
+      return 1;
+    }
+  }
+  std::printf("%-16s %9s %7s %9s %10s %10s %21s %9s\n", "method", "tokens", "kept", "index ms",
+              "kernel ms", "total ms", "min .. max", "TFLOP/s");
+  nlohmann::json rows = nlohmann::json::array();
+  for (const std::int64_t tokens : bench.tokens) {
+    for (const std::string& name : bench.methods) {
+      const nlohmann::json row = measure(bench, name, tokens);
+      std::printf("%-16s %9lld %6.2f%% %9.3f %10.3f %10.3f %10.3f..%9.3f %9.0f\n", name.c_str(),
+                  static_cast<long long>(tokens), row["kept"].get<double>() * 100,
+                  row["index_ms"].get<double>(), row["kernel_ms"].get<double>(),
+                  row["total_ms"].get<double>(), row["total_min_ms"].get<double>(),
+                  row["total_max_ms"].get<double>(), row["total_tflops"].get<double>());
+      std::fflush(stdout);
+      rows.push_back(row);
+    }
+  }
+  if (!bench.json_path.empty()) {
+    std::ofstream file(bench.json_path);
+    file << nlohmann::json{{"device", device.name}, {"results", rows}}.dump(2) << '\n';
+    if (!file) throw IoError("cannot write " + bench.json_path);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace minference::bench
+
+int main(int argc, char** argv) {
+  minference::bench::Bench bench;
+  CLI::App app{"Times attention on a CUDA device; results are checked against the CPU first."};
+  app.add_option("-p,--tokens", bench.tokens, "Prompt lengths")->delimiter(',');
+  app.add_option("-m,--method", bench.methods,
+                 "Methods; head_mix is minference with a published mix of per-head budgets")
+      ->delimiter(',');
+  app.add_option("--heads", bench.q_heads, "Query heads");
+  app.add_option("--kv-heads", bench.kv_heads, "KV heads");
+  app.add_option("--head-dim", bench.head_dim, "Head dim");
+  app.add_option("-r,--repetitions", bench.repetitions, "Timed runs");
+  app.add_option("--json", bench.json_path, "Also write the figures to this file");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return minference::bench::run(bench);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cuda_bench: error: %s\n", error.what());
+    return 1;
+  }
+}

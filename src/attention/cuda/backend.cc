@@ -1,0 +1,315 @@
+// libminference_cuda.so: takes validated calls to the executors.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "attention/cuda/check.h"
+#include "attention/cuda/host_index.h"
+#include "attention/cuda/library.h"
+#include "attention/cuda/sm80_attention.h"
+#include "attention/cuda/sm90_attention.h"
+#include "attention/cuda/workspace.h"
+#include "attention/kept_pairs.h"
+#include "attention/validate.h"
+#include "index/cuda/build_index.h"
+#include "minference/error.h"
+#include "minference/version.h"
+
+namespace minference::cuda {
+namespace {
+
+// The kernels that a device runs: 90, 80, or 0 when it is too old.
+int kernels_for(int major) { return major == 9 ? 90 : (major >= 8 ? 80 : 0); }
+
+int chosen_kernels(int ordinal) {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+        "asking for the compute capability");
+  const int kernels = kernels_for(major);
+  if (kernels == 0) {
+    throw Unsupported("CUDA device " + std::to_string(ordinal) + " has compute capability " +
+                      std::to_string(major) + ".x; needed: 8.0 or newer");
+  }
+  if (const char* forced = std::getenv("MINFERENCE_FORCE_CUDA")) {
+    if (std::string(forced) == "sm80") return 80;
+    if (std::string(forced) != "sm90a") {
+      throw InvalidArgument("MINFERENCE_FORCE_CUDA is '" + std::string(forced) +
+                            "'; legal: sm80, sm90a");
+    }
+    if (kernels != 90) {
+      throw Unsupported("MINFERENCE_FORCE_CUDA=sm90a on CUDA device " + std::to_string(ordinal) +
+                        " of compute capability " + std::to_string(major) + ".x; needed: 9.0");
+    }
+  }
+  return kernels;
+}
+
+// Makes a device current for as long as this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal) {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "counting devices");
+    if (ordinal < 0 || ordinal >= count) {
+      throw InvalidArgument("q is on cuda:" + std::to_string(ordinal) + "; legal: cuda:0 to cuda:" +
+                            std::to_string(count - 1));
+    }
+    check(cudaGetDevice(&before_), "asking for the current device");
+    check(cudaSetDevice(ordinal), "choosing the device");
+  }
+  ~CurrentDevice() { cudaSetDevice(before_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+DeviceTensor device_tensor(const TensorView& view) {
+  DeviceTensor tensor;
+  tensor.data = static_cast<char*>(view.data);
+  tensor.batch_stride = view.strides[0];
+  tensor.token_stride = view.strides[1];
+  tensor.head_stride = view.strides[2];
+  tensor.dtype = view.dtype;
+  return tensor;
+}
+
+std::int32_t narrow(const char* name, std::int64_t value) {
+  if (value >= kMaxPosition) {
+    throw InvalidArgument(std::string(name) + " is " + std::to_string(value) +
+                          "; legal on a CUDA device: below " + std::to_string(kMaxPosition));
+  }
+  return static_cast<std::int32_t>(value);
+}
+
+const std::int32_t* upload_lengths(std::span<const std::int64_t> lengths, Workspace& workspace) {
+  const std::vector<std::int32_t> narrowed(lengths.begin(), lengths.end());
+  return workspace.upload(std::span<const std::int32_t>(narrowed));
+}
+
+Problem make_problem(const AttentionInput& input, const AttentionParams& params,
+                     const AttentionOutput& output, Workspace& workspace) {
+  Problem problem;
+  problem.q = device_tensor(input.q);
+  problem.k = device_tensor(input.k);
+  problem.v = device_tensor(input.v);
+  problem.out = device_tensor(output.out);
+  problem.lse = device_tensor(output.lse);
+  problem.batch = narrow("batch", input.q.batch());
+  problem.q_tokens = narrow("q_tokens", input.q.tokens());
+  problem.kv_tokens = narrow("kv_tokens", key_capacity(input));
+  problem.q_heads = narrow("q_heads", input.q.heads());
+  problem.kv_heads = narrow("kv_heads", input.k.heads());
+  problem.group = problem.q_heads / problem.kv_heads;
+  problem.dim = static_cast<std::int32_t>(input.q.dim());
+  problem.v_dim = static_cast<std::int32_t>(input.v.dim());
+  problem.window = static_cast<std::int32_t>(std::min(params.sliding_window, kMaxPosition));
+  problem.causal = params.causal;
+  problem.scale =
+      params.scale != 0 ? params.scale : 1 / std::sqrt(static_cast<float>(input.q.dim()));
+  problem.soft_cap = params.soft_cap;
+  problem.q_lens = upload_lengths(input.q_lens, workspace);
+  problem.kv_lens = upload_lengths(input.kv_lens, workspace);
+  problem.sinks = workspace.upload(input.sinks);
+  if (!input.block_table.empty()) {
+    problem.block_table = workspace.upload(input.block_table);
+    problem.page_size = narrow("page_size", input.k.tokens());
+    problem.pages_per_sequence = narrow("pages_per_sequence", input.pages_per_sequence);
+  }
+  problem.mask = input.mask.words;
+  problem.mask_row_stride = input.mask.row_stride;
+  problem.mask_sequence_stride = input.mask.sequence_stride;
+  return problem;
+}
+
+DeviceIndex upload_index(const SparseIndex& index, std::int64_t q_tokens, Workspace& workspace) {
+  DeviceIndex device;
+  // Without an index the executors know that every head is dense, which they do faster.
+  if (std::all_of(index.heads.begin(), index.heads.end(), [](const HeadIndex& head) {
+        return head.kind == HeadIndex::Kind::kDense;
+      })) {
+    return device;
+  }
+  const HostIndex host(index, q_tokens);
+  device.heads = workspace.upload(std::span<const DeviceHead>(host.heads));
+  device.runs = workspace.upload(std::span<const DeviceRun>(host.runs));
+  device.columns = workspace.upload(std::span<const std::int32_t>(host.columns));
+  device.block_rows = workspace.upload(std::span<const std::int32_t>(host.block_rows));
+  device.block_ids = workspace.upload(std::span<const std::int32_t>(host.block_ids));
+  device.column_capacity = std::ssize(host.columns);
+  return device;
+}
+
+// Two events around the work of a call.
+class Timer {
+ public:
+  explicit Timer(cudaStream_t stream) : stream_(stream) {
+    check(cudaEventCreate(&begin_), "creating an event");
+    check(cudaEventCreate(&end_), "creating an event");
+    check(cudaEventRecord(begin_, stream_), "recording an event");
+  }
+  ~Timer() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+  // Waits for the work so far.
+  double seconds() {
+    float milliseconds = 0;
+    check(cudaEventRecord(end_, stream_), "recording an event");
+    check(cudaEventSynchronize(end_), "waiting for attention");
+    check(cudaEventElapsedTime(&milliseconds, begin_, end_), "timing attention");
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& workspace,
+         cudaStream_t stream) {
+  int* tickets = reinterpret_cast<int*>(workspace.allocate(kSm80Tickets * sizeof(int)));
+  if (kernels == 90 && sm90_takes(problem)) {
+    GatheredColumns columns;
+    if (index.column_capacity > 0) {
+      columns.keys = workspace.allocate(GatheredColumns::bytes(problem, index));
+      columns.values = columns.keys + index.column_capacity * problem.dim *
+                                          dtype_size(problem.k.dtype);
+      gather_columns(problem, index, columns, stream);
+    }
+    sm90_attention(problem, index, columns, tickets, stream);
+  } else {
+    sm80_attention(problem, index, tickets, stream);
+  }
+}
+
+DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, Workspace& workspace,
+                        cudaStream_t stream) {
+  IndexWorkspace memory;
+  switch (recipe.kind) {
+    case IndexRecipe::Kind::kPatterns:
+      memory.bytes = pattern_index_bytes(problem, recipe.patterns);
+      memory.data = workspace.allocate(memory.bytes);
+      return build_pattern_index(problem, recipe.patterns, memory, stream);
+    case IndexRecipe::Kind::kBlockSparse:
+      memory.bytes = block_sparse_index_bytes(problem, recipe.top_k);
+      memory.data = workspace.allocate(memory.bytes);
+      return build_block_sparse_index(problem, recipe.top_k, memory, stream);
+  }
+  throw Error("an index recipe of an unknown kind");
+}
+
+// index_of(problem, workspace) enqueues what the index needs.
+template <class IndexOf>
+void attend(const AttentionInput& input, const AttentionParams& params,
+            const AttentionOutput& output, IndexOf&& index_of, Stats& stats) {
+  const CurrentDevice current(input.q.device.ordinal);
+  const int kernels = chosen_kernels(input.q.device.ordinal);
+  if (input.q.batch() == 0 || input.q.tokens() == 0) return;
+  const auto stream = static_cast<cudaStream_t>(params.stream);
+  Workspace workspace(stream);
+  Problem problem = make_problem(input, params, output, workspace);
+  if (!params.measure) {
+    return run(problem, index_of(problem, workspace), kernels, workspace, stream);
+  }
+
+  Timer index_timer(stream);
+  const DeviceIndex index = index_of(problem, workspace);
+  stats.index_seconds = index_timer.seconds();
+  unsigned long long pairs = 0;
+  char* counter = workspace.allocate(sizeof(pairs));
+  check(cudaMemsetAsync(counter, 0, sizeof(pairs), stream), "clearing a counter");
+  problem.kept_pairs = reinterpret_cast<unsigned long long*>(counter);
+  Timer timer(stream);
+  run(problem, index, kernels, workspace, stream);
+  stats.kernel_seconds = timer.seconds();
+  check(cudaMemcpy(&pairs, counter, sizeof(pairs), cudaMemcpyDeviceToHost), "reading a counter");
+  stats.kept_pairs = static_cast<std::int64_t>(pairs);
+  if (input.mask.empty()) {
+    for (const std::int64_t causal : kept_pairs(input, params, nullptr)) {
+      stats.causal_pairs += causal;
+    }
+  } else {
+    stats.causal_pairs = stats.kept_pairs;  // an explicit mask lies on the device, where none counts it
+  }
+}
+
+void list_devices(std::vector<CudaDevice>& devices) {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess || count == 0) {
+    throw Unsupported(std::string("no CUDA device: ") +
+                      (code == cudaSuccess ? "the driver lists none" : cudaGetErrorString(code)));
+  }
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, ordinal), "asking for a device's properties");
+    CudaDevice device;
+    device.ordinal = ordinal;
+    device.name = properties.name;
+    device.major = properties.major;
+    device.minor = properties.minor;
+    device.multiprocessors = properties.multiProcessorCount;
+    device.memory = static_cast<std::int64_t>(properties.totalGlobalMem);
+    const int kernels = kernels_for(device.major);
+    device.kernels = kernels == 90 ? "sm_90a" : (kernels == 80 ? "sm_80" : "");
+    devices.push_back(device);
+  }
+}
+
+// Runs `work` and turns what it throws into a Failure.
+template <class Work>
+void guarded(Failure& failure, Work&& work) {
+  try {
+    work();
+  } catch (const InvalidArgument& e) {
+    failure = {Failure::Kind::kInvalidArgument, e.what()};
+  } catch (const Unsupported& e) {
+    failure = {Failure::Kind::kUnsupported, e.what()};
+  } catch (const std::exception& e) {
+    failure = {Failure::Kind::kError, e.what()};
+  }
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const Library* minference_cuda_library() {
+  static const Library library = {
+      version(),
+      [](std::vector<CudaDevice>& devices, Failure& failure) {
+        guarded(failure, [&] { list_devices(devices); });
+      },
+      [](const AttentionInput& input, const AttentionParams& params, const AttentionOutput& output,
+         const SparseIndex* index, Stats& stats, Failure& failure) {
+        guarded(failure, [&] {
+          stats.method = index == nullptr ? "dense" : "sparse";
+          const auto index_of = [&](const Problem&, Workspace& workspace) {
+            if (index == nullptr) return DeviceIndex();
+            return upload_index(*index, input.q.tokens(), workspace);
+          };
+          attend(input, params, output, index_of, stats);
+        });
+      },
+      [](const AttentionInput& input, const AttentionParams& params, const AttentionOutput& output,
+         const IndexRecipe& recipe, Stats& stats, Failure& failure) {
+        guarded(failure, [&] {
+          stats.method = "sparse";
+          const auto index_of = [&](const Problem& problem, Workspace& workspace) {
+            return build_index(problem, recipe, workspace,
+                               static_cast<cudaStream_t>(params.stream));
+          };
+          attend(input, params, output, index_of, stats);
+        });
+      }};
+  return &library;
+}
+
+}  // namespace minference::cuda

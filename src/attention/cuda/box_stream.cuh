@@ -1,0 +1,416 @@
+// BoxStream: walks the keys that a tile of query rows sees, in boxes of 64 keys.
+//
+// The device's counterpart of VisibleKeys: the one place that turns causality, windows and both forms
+// of SparseIndex into boxes. Kernels consume the boxes and know none of these rules.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/device_index.h"
+#include "attention/cuda/problem.h"
+
+namespace minference::cuda {
+
+// 64 keys from any key on, or 64 of the head's gathered columns, and what each group of rows does
+// with them.
+struct Box {
+  enum Flag : std::uint32_t {
+    kUse = 1,        // << group: the group sees some of the keys
+    kMasked = 4,     // << group: but not every one of its rows every key
+    kColumns = 16,   // start counts the head's gathered columns
+    kExact = 32,     // runs hold for each row by itself
+    kPastEnd = 64,   // the last keys of the box do not exist
+    kEndOfTile = 128,
+  };
+  std::int32_t start = 0;
+  std::uint32_t flags = 0;
+  // Bit c: key c of the box belongs to the group's row block, whatever the row.
+  std::uint64_t word[kGroups] = {};
+
+  __device__ bool used_by(int group) const { return (flags & (kUse << group)) != 0; }
+  __device__ bool masked_for(int group) const { return (flags & (kMasked << group)) != 0; }
+
+  // The same keys, of which no row sees anything.
+  __device__ Box unseen() const {
+    Box box;
+    box.start = start;
+    box.flags = (kMasked << 0) | (kMasked << 1) | (flags & (kColumns | kPastEnd));
+    return box;
+  }
+};
+
+// Bits of [begin, end) in a word whose bit 0 stands for 0.
+__device__ inline std::uint64_t bits_between(int begin, int end) {
+  begin = max(begin, 0);
+  end = min(end, 64);
+  if (begin >= end) return 0;
+  return (~0ULL >> (64 - (end - begin))) << begin;
+}
+
+// First of `count` ascending positions that is not below `key`.
+__device__ inline int lower_bound(const std::int32_t* positions, int count, std::int32_t key) {
+  int low = 0;
+  while (count > 0) {
+    const int half = count / 2;
+    if (positions[low + half] < key) {
+      low += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return low;
+}
+
+// A tile of rows of one head. Row blocks are groups; rows outside [row_begin, row_end) are not asked
+// for, but a row block's keys are always those of the whole row block.
+struct RowTile {
+  std::int32_t b = 0;
+  std::int32_t h = 0;
+  std::int32_t base = 0;  // first row of group 0, a multiple of kTileRows
+  std::int32_t row_begin = 0;
+  std::int32_t row_end = 0;
+};
+
+// Executed by one warp, every lane with the same state.
+class BoxStream {
+ public:
+  __device__ __forceinline__ void start(const Problem& problem, const DeviceIndex& index, const RowTile& tile) {
+    geometry_ = sequence_geometry(problem, tile.b);
+    index_ = &index;
+    masked_everywhere_ = problem.mask != nullptr;
+    head_ = {};
+    if (index.heads != nullptr) head_ = index.heads[tile.b * problem.q_heads + tile.h];
+    if (tile.row_begin >= geometry_.q_len - head_.dense_last_rows) {
+      head_.kind = HeadIndex::Kind::kDense;
+    }
+    first_ = INT32_MAX;
+    end_ = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) start_group(tile, g);
+    next_ = 0;
+    at_ = 0;
+    lowest_ = 1;  // no interval yet
+    columns_left_ = 0;
+    flags_ = masked_everywhere_ ? kAllMasked : 0;
+    switch (head_.kind) {
+      case HeadIndex::Kind::kDense:
+        start_dense();
+        break;
+      case HeadIndex::Kind::kDiagonal:
+        if (head_.rounding == RunRounding::kNone) flags_ = kAllMasked | Box::kExact;
+        columns_left_ = lower_bound(index.columns + head_.column_begin, head_.column_count,
+                                    min(end_, geometry_.kv_len));
+        break;
+      case HeadIndex::Kind::kBlock:
+        start_blocks(tile);
+        break;
+    }
+  }
+
+  // The next box; false at the end. Keys come in descending order, columns last.
+  __device__ __forceinline__ bool next(Box& box) {
+    for (;;) {
+      while (at_ >= lowest_) {
+        box.start = at_;
+        at_ -= kBoxKeys;
+        if (fill(box)) return true;
+      }
+      bool more = false;
+      if (head_.kind == HeadIndex::Kind::kDiagonal) more = next_run();
+      if (head_.kind == HeadIndex::Kind::kBlock) more = next_block();
+      if (!more) break;
+    }
+    while (columns_left_ > 0) {
+      box.start = (columns_left_ - 1) / kBoxKeys * kBoxKeys;
+      const int count = columns_left_ - box.start;
+      columns_left_ = box.start;
+      if (fill_columns(box, count)) return true;
+    }
+    return false;
+  }
+
+ private:
+  // One row block of the tile.
+  struct Group {
+    bool active = false;
+    // Some row sees keys [first, end), every row [all_first, all_end).
+    std::int32_t first = 0;
+    std::int32_t end = 0;
+    std::int32_t all_first = 0;
+    std::int32_t all_end = 0;
+    std::int32_t block_first_position = 0;
+    std::int32_t block_last_position = 0;
+    // Keys of the current interval, and the lowest of those before.
+    std::int32_t low = 0;
+    std::int32_t high = 0;
+    std::int32_t reached = INT32_MAX;
+    // Block form: entries that are still to come.
+    std::int32_t block_begin = 0;
+    std::int32_t block_end = 0;
+  };
+
+  static constexpr std::uint32_t kAllMasked = (Box::kMasked << 0) | (Box::kMasked << 1);
+
+  __device__ __forceinline__ void start_group(const RowTile& tile, int g) {
+    const int block_begin = tile.base + g * kGroupRows;
+    const int block_end = min(block_begin + kGroupRows, geometry_.q_len);
+    const int begin = max(block_begin, tile.row_begin);
+    const int end = min(block_end, tile.row_end);
+    Group& group = groups_[g];
+    group = {};
+    group.active = begin < end;
+    if (!group.active) return;
+    group.first = geometry_.first_key(begin);
+    group.end = geometry_.end_key(end - 1);
+    group.all_first = geometry_.first_key(end - 1);
+    group.all_end = geometry_.end_key(begin);
+    group.block_first_position = geometry_.position(block_begin);
+    group.block_last_position = geometry_.position(block_end - 1);
+    first_ = min(first_, group.first);
+    end_ = max(end_, group.end);
+  }
+
+  __device__ __forceinline__ void start_dense() {
+#pragma unroll
+    for (Group& group : groups_) {
+      group.low = group.first;
+      group.high = group.end;
+    }
+    lowest_ = first_ / kBoxKeys * kBoxKeys;
+    at_ = first_ < end_ ? lowest_ + (end_ - 1 - lowest_) / kBoxKeys * kBoxKeys : lowest_ - 1;
+  }
+
+  // Keys of a run for a group's row block, before visibility.
+  __device__ __forceinline__ void run_interval(const Group& group, const DeviceRun& run, int& low, int& high) const {
+    if (head_.rounding == RunRounding::kBox) {
+      high = group.block_first_position + kGroupRows - run.begin;
+      low = high - (run.end - run.begin + kGroupRows - 1 + kBoxKeys - 1) / kBoxKeys * kBoxKeys;
+      return;
+    }
+    low = group.block_first_position - run.end + 1;
+    high = group.block_last_position - run.begin + 1;
+    if (head_.rounding == RunRounding::kGranule) {
+      constexpr int kGranule = static_cast<int>(kRunGranule);
+      low = low & ~(kGranule - 1);  // rounds down, below 0 too
+      high = (high + kGranule - 1) & ~(kGranule - 1);
+    }
+  }
+
+  __device__ __forceinline__ bool next_run() {
+    while (next_ < head_.run_count) {
+      const DeviceRun run = index_->runs[head_.run_begin + next_];
+      ++next_;
+      int lowest = INT32_MAX;
+      int highest = INT32_MIN;
+#pragma unroll
+      for (Group& group : groups_) {
+        if (!group.active) continue;
+        int low;
+        int high;
+        run_interval(group, run, low, high);
+        // Rounded runs may overlap; each key counts once.
+        group.low = low;
+        group.high = min(high, group.reached);
+        group.reached = min(low, group.reached);
+        lowest = min(lowest, low);
+        highest = max(highest, group.high);
+      }
+      if (highest <= first_) {  // runs ascend, keys descend
+        next_ = head_.run_count;
+        return false;
+      }
+      if (lowest >= end_ || lowest >= highest) continue;
+      // Groups are 64 rows apart, so that boxes that begin at the lowest key fit both.
+      highest = min(highest, end_);
+      lowest_ = lowest + max(0, first_ - lowest) / kBoxKeys * kBoxKeys;
+      at_ = lowest_ + (highest - 1 - lowest_) / kBoxKeys * kBoxKeys;
+      return true;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ void start_blocks(const RowTile& tile) {
+    const std::int32_t* rows = index_->block_rows + head_.block_row_begin;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      Group& group = groups_[g];
+      if (!group.active) continue;
+      const int block = tile.base / kGroupRows + g;
+      group.block_begin = rows[block];
+      group.block_end = rows[block + 1];
+    }
+  }
+
+  __device__ __forceinline__ bool next_block() {
+    const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
+    int highest = -1;
+#pragma unroll
+    for (const Group& group : groups_) {
+      if (group.block_end > group.block_begin) highest = max(highest, ids[group.block_end - 1]);
+    }
+    if (highest < 0) return false;
+    lowest_ = highest * kBoxKeys;
+    at_ = lowest_;
+#pragma unroll
+    for (Group& group : groups_) {
+      const bool here =
+          group.block_end > group.block_begin && ids[group.block_end - 1] == highest;
+      group.low = lowest_;
+      group.high = here ? lowest_ + kBoxKeys : lowest_;
+      if (here) --group.block_end;
+    }
+    return true;
+  }
+
+  // Flags and words of a box of keys; false when no row sees any of it.
+  __device__ __forceinline__ bool fill(Box& box) const {
+    box.flags = flags_;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const Group& group = groups_[g];
+      box.word[g] = 0;
+      if (!group.active) continue;
+      const int low = max(group.low, group.first) - box.start;
+      const int high = min(group.high, group.end) - box.start;
+      box.word[g] = bits_between(low, high);
+      if (box.word[g] != 0) box.flags |= Box::kUse << g;
+      if (box.word[g] != ~0ULL || group.all_first > box.start ||
+          group.all_end < box.start + kBoxKeys) {
+        box.flags |= Box::kMasked << g;
+      }
+    }
+    if (box.start + kBoxKeys > geometry_.kv_len) box.flags |= Box::kPastEnd;
+    return (box.flags & (Box::kUse | Box::kUse << 1)) != 0;
+  }
+
+  // Whether a run covers the key for the group's row block.
+  __device__ __forceinline__ bool covered(const Group& group, std::int32_t key) const {
+    const DeviceRun* runs = index_->runs + head_.run_begin;
+    int begin = 0;
+    int count = head_.run_count;
+    while (count > 0) {  // the first run of which some row has a key at or before this one
+      const int half = count / 2;
+      if (group.block_first_position - runs[begin + half].end + 1 > key) {
+        begin += half + 1;
+        count -= half + 1;
+      } else {
+        count = half;
+      }
+    }
+    int low;
+    int high;
+    if (begin < head_.run_count) {
+      run_interval(group, runs[begin], low, high);
+      if (key < high) return true;
+    }
+    // Runs before it were rounded down by less than a box.
+    while (--begin >= 0 && group.block_first_position - runs[begin].end + 1 < key + kBoxKeys) {
+      run_interval(group, runs[begin], low, high);
+      if (low <= key) return true;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ bool fill_columns(Box& box, int count) const {
+    const std::int32_t* columns = index_->columns + head_.column_begin + box.start;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    box.flags = flags_ | Box::kColumns;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const Group& group = groups_[g];
+      box.word[g] = 0;
+      if (!group.active) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int c = half * 32 + lane;
+        bool kept = false;
+        if (c < count) {
+          const std::int32_t key = columns[c];
+          kept = key >= group.first && key < group.end &&
+                 (head_.rounding == RunRounding::kNone || !covered(group, key));
+        }
+        box.word[g] |= static_cast<std::uint64_t>(__ballot_sync(~0U, kept)) << (32 * half);
+      }
+      if (box.word[g] == 0) continue;
+      box.flags |= Box::kUse << g;
+      if (box.word[g] != ~0ULL || columns[0] < group.all_first ||
+          columns[count - 1] >= group.all_end) {
+        box.flags |= Box::kMasked << g;
+      }
+    }
+    return (box.flags & (Box::kUse | Box::kUse << 1)) != 0;
+  }
+
+  Geometry geometry_;
+  const DeviceIndex* index_ = nullptr;
+  DeviceHead head_;
+  Group groups_[kGroups];
+  bool masked_everywhere_ = false;
+  std::uint32_t flags_ = 0;
+  std::int32_t first_ = 0;  // keys that any row sees lie in [first_, end_)
+  std::int32_t end_ = 0;
+  std::int32_t next_ = 0;  // run
+  // Boxes of the current interval: at_, at_ - 64, ... lowest_.
+  std::int32_t at_ = 0;
+  std::int32_t lowest_ = 1;
+  std::int32_t columns_left_ = 0;
+};
+
+// The keys of a masked box that one row sees, one bit a key. Where runs are exact, the four lanes of
+// a quad (lane / 4 alike) must call it together for the same row.
+__device__ inline std::uint64_t visible_bits(const Problem& problem, const DeviceIndex& index,
+                                             const Geometry& geometry, const RowTile& tile,
+                                             const Box& box, int group, int row) {
+  const bool of_columns = (box.flags & Box::kColumns) != 0;
+  std::uint64_t word = box.word[group];
+  const DeviceHead* head = nullptr;
+  const std::int32_t* columns = nullptr;
+  if (index.heads != nullptr) {
+    head = index.heads + (static_cast<std::int64_t>(tile.b) * problem.q_heads + tile.h);
+    columns = index.columns + head->column_begin + box.start;
+  }
+  const int first = geometry.first_key(row);
+  const int end = geometry.end_key(row);
+  if (of_columns) {
+    const int count = min(head->column_count - box.start, kBoxKeys);
+    word &= bits_between(lower_bound(columns, count, first), lower_bound(columns, count, end));
+  } else {
+    word &= bits_between(first - box.start, end - box.start);
+  }
+  if ((box.flags & Box::kExact) != 0) {
+    const DeviceRun* runs = index.runs + head->run_begin;
+    const int quarter = static_cast<int>(threadIdx.x) % 4;
+    std::uint64_t covered = 0;
+    for (int c = quarter * 16; c < quarter * 16 + 16; ++c) {
+      if ((word >> c & 1) == 0) continue;
+      const int offset = geometry.position(row) - (of_columns ? columns[c] : box.start + c);
+      for (int r = 0; r < head->run_count; ++r) {
+        const DeviceRun run = runs[r];
+        if (offset >= run.begin && offset < run.end && (offset - run.begin) % run.stride == 0) {
+          covered |= 1ULL << c;
+          break;
+        }
+      }
+    }
+    const unsigned quad = 0xFU << (static_cast<int>(threadIdx.x) % 32 / 4 * 4);
+    for (int distance = 1; distance < 4; distance *= 2) {
+      covered |= __shfl_xor_sync(quad, covered, distance);
+    }
+    word &= of_columns ? ~covered : covered;
+  }
+  if (problem.mask != nullptr && row < geometry.q_len) {
+    const std::uint64_t* bits =
+        problem.mask + tile.b * problem.mask_sequence_stride + row * problem.mask_row_stride;
+    std::uint64_t allowed = 0;
+    for (std::uint64_t rest = word; rest != 0; rest &= rest - 1) {
+      const int c = __ffsll(static_cast<long long>(rest)) - 1;
+      const int key = of_columns ? columns[c] : box.start + c;
+      if ((bits[key / 64] >> (key % 64) & 1) != 0) allowed |= 1ULL << c;
+    }
+    word = allowed;
+  }
+  return word;
+}
+
+}  // namespace minference::cuda

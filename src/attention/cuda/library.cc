@@ -1,0 +1,97 @@
+#include "attention/cuda/library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "minference/error.h"
+#include "minference/version.h"
+
+namespace minference {
+namespace {
+
+constexpr const char* kFile = "libminference_cuda.so";
+
+// The folder of the program or shared library that this file was linked into.
+std::filesystem::path own_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0) return {};
+  std::error_code ignored;
+  const std::filesystem::path file = std::filesystem::canonical(info.dli_fname, ignored);
+  return file.parent_path();
+}
+
+std::string library_path() {
+  if (const char* path = std::getenv("MINFERENCE_CUDA_LIBRARY")) return path;
+  const std::filesystem::path beside = own_folder() / kFile;
+  std::error_code ignored;
+  return std::filesystem::exists(beside, ignored) ? beside.string() : kFile;
+}
+
+const cuda::Library& load() {
+  const std::string path = library_path();
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* reason = dlerror();
+    throw Unsupported("no CUDA kernels: " + std::string(reason == nullptr ? path : reason));
+  }
+  const auto entry = reinterpret_cast<decltype(&cuda::minference_cuda_library)>(
+      dlsym(handle, "minference_cuda_library"));
+  if (entry == nullptr) throw Unsupported("no CUDA kernels: " + path + " is another library");
+  const cuda::Library* found = entry();
+  if (std::string(found->version) != version()) {
+    throw Unsupported("no CUDA kernels: " + path + " is of version " + found->version +
+                      ", this library of " + version());
+  }
+  return *found;
+}
+
+const cuda::Library& library() {
+  static const cuda::Library& loaded = load();  // a failure is tried again by the next call
+  return loaded;
+}
+
+void rethrow(const cuda::Failure& failure) {
+  switch (failure.kind) {
+    case cuda::Failure::Kind::kNone:
+      return;
+    case cuda::Failure::Kind::kInvalidArgument:
+      throw InvalidArgument(failure.message);
+    case cuda::Failure::Kind::kUnsupported:
+      throw Unsupported(failure.message);
+    case cuda::Failure::Kind::kError:
+      throw Error(failure.message);
+  }
+}
+
+}  // namespace
+
+std::vector<CudaDevice> cuda_devices() {
+  std::vector<CudaDevice> devices;
+  cuda::Failure failure;
+  library().devices(devices, failure);
+  rethrow(failure);
+  return devices;
+}
+
+Stats attention_cuda(const AttentionInput& input, const AttentionParams& params,
+                     const AttentionOutput& output, const SparseIndex* index) {
+  Stats stats;
+  cuda::Failure failure;
+  library().attention(input, params, output, index, stats, failure);
+  rethrow(failure);
+  return stats;
+}
+
+Stats attention_cuda(const AttentionInput& input, const AttentionParams& params,
+                     const AttentionOutput& output, const IndexRecipe& recipe) {
+  Stats stats;
+  cuda::Failure failure;
+  library().attention_by_recipe(input, params, output, recipe, stats, failure);
+  rethrow(failure);
+  return stats;
+}
+
+}  // namespace minference

@@ -1,0 +1,39 @@
+// Builds a DeviceIndex from device queries and keys, in one stream, without the host reading anything.
+//
+// The rules are those of the CPU's methods (docs/methods.md). Every function enqueues its kernels and
+// returns: results and scratch memory lie in the workspace, which must hold workspace_bytes and stay
+// untouched until the attention over the index has run. What a call enqueues depends on the sizes in
+// `problem`, never on the lengths or values on the device, so that it can be captured into a graph.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+
+#include "attention/cuda/device_index.h"
+#include "attention/cuda/problem.h"
+#include "minference/pattern.h"
+
+namespace minference::cuda {
+
+// Device memory for an index and for what building it needs, 256-byte aligned.
+struct IndexWorkspace {
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// vertical_slash, and minference with a pattern file: one pattern a query head.
+std::int64_t pattern_index_bytes(const Problem& problem, std::span<const HeadPattern> heads);
+// Throws InvalidArgument for a problem that breaks the contract of attention(), for another number of
+// patterns than query heads, or for a workspace that is too small; Unsupported for f32 tensors.
+DeviceIndex build_pattern_index(const Problem& problem, std::span<const HeadPattern> heads,
+                                const IndexWorkspace& workspace, cudaStream_t stream);
+
+// block_sparse: per row block the `top_k` key blocks whose means match best, diagonal and first
+// included. Errors as above.
+std::int64_t block_sparse_index_bytes(const Problem& problem, std::int64_t top_k);
+DeviceIndex build_block_sparse_index(const Problem& problem, std::int64_t top_k,
+                                     const IndexWorkspace& workspace, cudaStream_t stream);
+
+}  // namespace minference::cuda

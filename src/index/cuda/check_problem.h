@@ -1,0 +1,16 @@
+// Checks that every index builder makes before it enqueues anything.
+#pragma once
+
+#include "attention/cuda/problem.h"
+#include "index/cuda/build_index.h"
+
+namespace minference::cuda {
+
+// Throws InvalidArgument, naming value and legal range, for sizes that no kernel here takes;
+// Unsupported for f32 tensors.
+void check_problem(const Problem& problem);
+
+// Throws InvalidArgument unless the workspace holds `needed` bytes at an aligned address.
+void check_workspace(const IndexWorkspace& workspace, std::int64_t needed);
+
+}  // namespace minference::cuda

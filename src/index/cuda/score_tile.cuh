@@ -1,0 +1,176 @@
+// Tiles of keys and queries in shared memory, and their scores on tensor cores.
+//
+// Scores come transposed: 64 keys down, 64 queries across. So the sum over queries of one key lies in
+// four lanes, and what crosses warps is little. Lane l of warp w of a warpgroup holds, at
+// 4 * j + 2 * i + e, the score of tile row 16 * w + 8 * i + l / 4 against query 8 * j + 2 * (l % 4) + e.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "attention/cuda/mma.cuh"
+#include "attention/cuda/problem.h"
+#include "attention/cuda/ptx.cuh"
+
+namespace minference::cuda {
+
+inline constexpr int kTileTokens = 64;  // rows of a tile, of keys or of queries
+inline constexpr int kPanelDims = 64;   // 128 bytes a row: what the swizzle permutes
+inline constexpr int kPanelBytes = kTileTokens * kPanelDims * 2;
+inline constexpr int kChunkDims = 8;  // 16 bytes, moved at a time
+inline constexpr int kScores = 32;    // a lane
+inline constexpr float kLog2E = 1.4426950408889634F;
+
+// Byte offset of a chunk of a tile's row within its panel.
+__device__ inline int chunk_offset(int row, int chunk) {
+  return row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+
+// Barriers in shared memory on Ampere too, which has them without the later conveniences.
+__device__ inline void arrive_at(std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  mbarrier_arrive(barrier);
+#else
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier)
+               : "memory");
+#endif
+}
+__device__ inline void wait_for_phase(std::uint32_t barrier, std::uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  mbarrier_wait(barrier, parity);
+#else
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
+#endif
+}
+// Before tensor cores read what this thread wrote to shared memory.
+__device__ inline void fence_for_products() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  fence_async_proxy();
+#endif
+}
+
+// Element 0 of a key of a KV head.
+__device__ inline const char* key_row(const Problem& problem, int b, int kv_head, int key) {
+  const DeviceTensor& k = problem.k;
+  std::int64_t at = kv_head * k.head_stride;
+  if (problem.block_table == nullptr) {
+    at += b * k.batch_stride + key * k.token_stride;
+  } else {
+    const std::int32_t page =
+        problem.block_table[static_cast<std::int64_t>(b) * problem.pages_per_sequence +
+                            key / problem.page_size];
+    at += page * k.batch_stride + key % problem.page_size * k.token_stride;
+  }
+  return k.data + at * 2;
+}
+
+// Element 0 of a query of a head.
+__device__ inline const char* query_row(const Problem& problem, int b, int h, int row) {
+  const DeviceTensor& q = problem.q;
+  return q.data + (b * q.batch_stride + row * q.token_stride + h * q.head_stride) * 2;
+}
+
+// A chunk at any address; zeros when it does not exist.
+__device__ inline void read_chunk(const char* from, bool exists, std::uint32_t (&words)[4]) {
+  const auto* elements = reinterpret_cast<const std::uint16_t*>(from);
+  for (int i = 0; i < 4; ++i) {
+    words[i] = exists ? elements[2 * i] | static_cast<std::uint32_t>(elements[2 * i + 1]) << 16 : 0;
+  }
+}
+
+// A chunk that cp_async_16() cannot take, because its address is no multiple of 16.
+__device__ inline void copy_chunk(std::uint32_t to, const char* from, bool exists) {
+  std::uint32_t words[4];
+  read_chunk(from, exists, words);
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+// Copies chunk `chunk` of every panel of a row that exists, zeros otherwise and behind `dim`.
+template <int kPanels, int kTiles = 1>
+__device__ inline void load_row_chunks(std::uint32_t tile, int row, int chunk, const char* from,
+                                       bool exists, int dim, bool aligned) {
+  std::uint32_t to = tile + chunk_offset(row, chunk);
+#pragma unroll
+  for (int p = 0; p < kPanels; ++p, to += kTiles * kPanelBytes) {
+    const int first = p * kPanelDims + chunk * kChunkDims;
+    const bool inside = exists && first < dim;
+    if (aligned) {
+      cp_async_16(to, from + (inside ? first * 2 : 0), inside);
+    } else {
+      copy_chunk(to, from + first * 2, inside);
+    }
+  }
+}
+
+// Whether rows of the tensor can be read in chunks of 16 bytes.
+inline bool is_aligned(const DeviceTensor& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
+         tensor.batch_stride % kChunkDims == 0 && tensor.token_stride % kChunkDims == 0 &&
+         tensor.head_stride % kChunkDims == 0;
+}
+
+// Scores 4 * j ... 4 * j + 3.
+template <int kCount>
+__device__ inline float (&quad(float (&scores)[kCount], int j))[4] {
+  return *reinterpret_cast<float(*)[4]>(scores + 4 * j);
+}
+
+// Products of a tile of keys with kTiles tiles of queries, by one warpgroup; kAdd: added to the scores.
+// A panel of the queries holds the rows of all their tiles, one tile after the other; the scores of
+// tile t begin at kScores * t.
+template <class T, int kPanels, int kTiles = 1, bool kAdd = false>
+__device__ inline void multiply_tiles(std::uint32_t keys, std::uint32_t queries,
+                                      float (&scores)[kTiles * kScores]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  pin(scores);
+  wgmma_fence();
+  const MatrixDescriptor a(keys, 16, 1024);
+  const MatrixDescriptor b(queries, 16, 1024);
+#pragma unroll
+  for (int p = 0; p < kPanels; ++p) {
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      wgmma_ss<T, false>(scores, a.at(p * kPanelBytes + 32 * s),
+                         b.at(p * kTiles * kPanelBytes + 32 * s), kAdd || p + s > 0);
+    }
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  pin(scores);
+#else
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int i = 0; i < kTiles * kScores && !kAdd; ++i) scores[i] = 0.0F;
+#pragma unroll 1
+  for (int p = 0; p < kPanels; ++p, keys += kPanelBytes, queries += kTiles * kPanelBytes) {
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      std::uint32_t a[4];
+      ldmatrix_x4(a, keys + chunk_offset(row, 2 * s + lane / 16));
+#pragma unroll
+      for (int j = 0; j < 8 * kTiles; j += 2) {
+        std::uint32_t b[4];
+        const int query = 8 * j + lane / 16 * 8 + lane % 8;
+        ldmatrix_x4(b, queries + chunk_offset(query, 2 * s + lane / 8 % 2));
+        mma_16816<T>(quad(scores, j), a, b[0], b[1]);
+        mma_16816<T>(quad(scores, j + 1), a, b[2], b[3]);
+      }
+    }
+  }
+#endif
+}
+
+}  // namespace minference::cuda

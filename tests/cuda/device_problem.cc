@@ -1,0 +1,213 @@
+#include "cuda/device_problem.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "attention/kept_pairs.h"
+#include "attention/validate.h"
+
+namespace minference::test {
+namespace {
+
+// Positions and offsets of the device's index end here.
+constexpr std::int64_t kMaxPosition = std::int64_t{1} << 30;
+
+std::vector<std::int32_t> narrowed(std::span<const std::int64_t> values) {
+  return {values.begin(), values.end()};
+}
+
+// Words from the first to the last one that the mask's rows use.
+std::int64_t mask_words(const AttentionInput& input) {
+  const VisibilityMask& mask = input.mask;
+  return (input.q.batch() - 1) * mask.sequence_stride + (input.q.tokens() - 1) * mask.row_stride +
+         (key_capacity(input) + 63) / 64;
+}
+
+}  // namespace
+
+void check_cuda(int error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(what) + ": " +
+                           cudaGetErrorString(static_cast<cudaError_t>(error)));
+}
+
+DeviceBuffer::DeviceBuffer(std::int64_t bytes) {
+  void* data = nullptr;
+  check_cuda(cudaMalloc(&data, static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1))),
+             "cudaMalloc");
+  data_.reset(static_cast<char*>(data));
+}
+
+void DeviceBuffer::Free::operator()(char* data) const { cudaFree(data); }
+
+void DeviceBuffer::upload(const void* from, std::int64_t bytes, std::int64_t at) {
+  check_cuda(cudaMemcpy(data() + at, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice),
+             "copy to the device");
+}
+
+void DeviceBuffer::download(void* to, std::int64_t bytes, std::int64_t at) const {
+  check_cuda(cudaMemcpy(to, data() + at, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost),
+             "copy from the device");
+}
+
+DeviceProblem::Tensor DeviceProblem::upload_tensor(const TensorView& view,
+                                                   cuda::DeviceTensor& device) {
+  Tensor tensor;
+  tensor.host = view;
+  device.dtype = view.dtype;
+  device.batch_stride = view.strides[0];
+  device.token_stride = view.strides[1];
+  device.head_stride = view.strides[2];
+  if (view.empty()) return tensor;
+  const std::int64_t size = dtype_size(view.dtype);
+  std::int64_t highest = 0;
+  for (int axis = 0; axis < 4; ++axis) {
+    const std::int64_t reach = (view.shape[axis] - 1) * view.strides[axis] * size;
+    (reach < 0 ? tensor.lowest : highest) += reach;
+  }
+  tensor.bytes = highest + size - tensor.lowest;
+  constexpr std::int64_t kAlignment = 256;  // of cudaMalloc
+  const char* const lowest = static_cast<const char*>(view.data) + tensor.lowest;
+  tensor.offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(lowest) % kAlignment);
+  tensor.buffer = DeviceBuffer(tensor.offset + tensor.bytes);
+  tensor.buffer.upload(lowest, tensor.bytes, tensor.offset);
+  device.data = tensor.buffer.data() + tensor.offset - tensor.lowest;
+  return tensor;
+}
+
+void DeviceProblem::download_tensor(const Tensor& tensor) {
+  if (tensor.host.empty()) return;
+  tensor.buffer.download(static_cast<char*>(tensor.host.data) + tensor.lowest, tensor.bytes,
+                         tensor.offset);
+}
+
+template <class T>
+const T* DeviceProblem::upload(const std::vector<T>& values) {
+  const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
+  arrays_.emplace_back(bytes);
+  arrays_.back().upload(values.data(), bytes);
+  return reinterpret_cast<const T*>(arrays_.back().data());
+}
+
+void DeviceProblem::upload_index(const AttentionInput& input, const SparseIndex& index) {
+  std::vector<cuda::DeviceHead> heads;
+  std::vector<cuda::DeviceRun> runs;
+  std::vector<std::int32_t> columns;
+  std::vector<std::int32_t> block_rows;
+  std::vector<std::int32_t> block_ids;
+  for (const HeadIndex& from : index.heads) {
+    cuda::DeviceHead head;
+    head.kind = from.kind;
+    head.rounding = from.rounding;
+    head.dense_last_rows =
+        static_cast<std::int32_t>(std::min(from.dense_last_rows, input.q.tokens()));
+    head.run_begin = static_cast<std::int64_t>(runs.size());
+    head.column_begin = static_cast<std::int64_t>(columns.size());
+    head.block_row_begin = static_cast<std::int64_t>(block_rows.size());
+    head.block_id_begin = static_cast<std::int64_t>(block_ids.size());
+    for (const OffsetRun& run : from.runs) {
+      if (run.begin >= kMaxPosition) break;
+      runs.push_back({static_cast<std::int32_t>(run.begin),
+                      static_cast<std::int32_t>(std::min(run.end, kMaxPosition)),
+                      static_cast<std::int32_t>(std::min(run.stride, kMaxPosition))});
+    }
+    head.run_count =
+        static_cast<std::int32_t>(static_cast<std::int64_t>(runs.size()) - head.run_begin);
+    columns.insert(columns.end(), from.columns.begin(), from.columns.end());
+    head.column_count = static_cast<std::int32_t>(from.columns.size());
+    columns.resize((columns.size() + cuda::kBoxKeys - 1) / cuda::kBoxKeys * cuda::kBoxKeys);
+    block_rows.insert(block_rows.end(), from.block_begin.begin(), from.block_begin.end());
+    block_ids.insert(block_ids.end(), from.block_ids.begin(), from.block_ids.end());
+    heads.push_back(head);
+  }
+  index_.heads = upload(heads);
+  index_.runs = upload(runs);
+  index_.columns = upload(columns);
+  index_.block_rows = upload(block_rows);
+  index_.block_ids = upload(block_ids);
+  index_.column_capacity = static_cast<std::int64_t>(columns.size());
+}
+
+DeviceProblem::DeviceProblem(const AttentionInput& input, const AttentionParams& params,
+                             const AttentionOutput& output, const SparseIndex* index) {
+  q_ = upload_tensor(input.q, problem_.q);
+  k_ = upload_tensor(input.k, problem_.k);
+  v_ = upload_tensor(input.v, problem_.v);
+  out_ = upload_tensor(output.out, problem_.out);
+  lse_ = upload_tensor(output.lse, problem_.lse);
+  if (!input.q_lens.empty()) problem_.q_lens = upload(narrowed(input.q_lens));
+  if (!input.kv_lens.empty()) problem_.kv_lens = upload(narrowed(input.kv_lens));
+  if (!input.block_table.empty()) {
+    problem_.block_table =
+        upload(std::vector<std::int32_t>(input.block_table.begin(), input.block_table.end()));
+    problem_.page_size = static_cast<std::int32_t>(input.k.tokens());
+    problem_.pages_per_sequence = static_cast<std::int32_t>(input.pages_per_sequence);
+  }
+  if (!input.sinks.empty()) {
+    problem_.sinks = upload(std::vector<float>(input.sinks.begin(), input.sinks.end()));
+  }
+  if (!input.mask.empty()) {
+    const std::uint64_t* const words = input.mask.words;
+    problem_.mask = upload(std::vector<std::uint64_t>(words, words + mask_words(input)));
+    problem_.mask_row_stride = input.mask.row_stride;
+    problem_.mask_sequence_stride = input.mask.sequence_stride;
+  }
+  problem_.batch = static_cast<std::int32_t>(input.q.batch());
+  problem_.q_tokens = static_cast<std::int32_t>(input.q.tokens());
+  problem_.kv_tokens = static_cast<std::int32_t>(key_capacity(input));
+  problem_.q_heads = static_cast<std::int32_t>(input.q.heads());
+  problem_.kv_heads = static_cast<std::int32_t>(input.k.heads());
+  problem_.group = problem_.q_heads / problem_.kv_heads;
+  problem_.dim = static_cast<std::int32_t>(input.q.dim());
+  problem_.v_dim = static_cast<std::int32_t>(input.v.dim());
+  problem_.window = static_cast<std::int32_t>(std::min(params.sliding_window, kMaxPosition));
+  problem_.causal = params.causal;
+  problem_.scale =
+      params.scale != 0 ? params.scale : 1 / std::sqrt(static_cast<float>(input.q.dim()));
+  problem_.soft_cap = params.soft_cap;
+  const unsigned long long none = 0;
+  kept_pairs_ = DeviceBuffer(sizeof(none));
+  kept_pairs_.upload(&none, sizeof(none));
+  problem_.kept_pairs = reinterpret_cast<unsigned long long*>(kept_pairs_.data());
+  if (index != nullptr) upload_index(input, *index);
+}
+
+void DeviceProblem::download() {
+  check_cuda(cudaGetLastError(), "kernel launch");
+  check_cuda(cudaDeviceSynchronize(), "kernel");
+  download_tensor(out_);
+  download_tensor(lse_);
+}
+
+std::int64_t DeviceProblem::kept_pairs() const {
+  unsigned long long pairs = 0;
+  kept_pairs_.download(&pairs, sizeof(pairs));
+  return static_cast<std::int64_t>(pairs);
+}
+
+Stats run_on_device(const Launch& launch, const AttentionInput& input,
+                    const AttentionParams& params, const AttentionOutput& output,
+                    const SparseIndex* index, IsaLevel level) {
+  DeviceProblem device(input, params, output, index);
+  launch(device.problem(), device.index());
+  device.download();
+  Stats stats;
+  stats.isa = level;
+  stats.kept_pairs = device.kept_pairs();
+  const std::vector<std::int64_t> causal = kept_pairs(input, params, nullptr);
+  stats.causal_pairs = std::accumulate(causal.begin(), causal.end(), std::int64_t{0});
+  return stats;
+}
+
+IsaLevel owed_level(const AttentionInput& input) {
+  const bool f32 =
+      input.q.dtype == DType::kF32 && input.k.dtype == DType::kF32 && input.v.dtype == DType::kF32;
+  return f32 ? IsaLevel::kGeneric : IsaLevel::kAvx512Bf16;
+}
+
+}  // namespace minference::test
