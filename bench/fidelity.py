@@ -2,8 +2,10 @@
 """What a sparse method costs in quality, beside dense attention: a Markdown table, JSON and a plot.
 
 Four figures for each method and context length:
-  perplexity  of the last tokens of windows of a text; its change against dense over the same windows
-  needles     share of numbers, hidden in the text at a grid of depths, that the greedy answer repeats
+  perplexity  of the last tokens of windows of a text; its change against dense over the same
+              windows
+  needles     share of numbers, hidden in the text at a grid of depths, that the greedy answer
+              repeats
   agreement   greedy continuations of the text beside dense's: leading tokens that are equal, and
               continuations that are equal to the end
   recall      share of the softmax mass that the kept keys hold (the guard's report); and kept keys,
@@ -11,13 +13,15 @@ Four figures for each method and context length:
 
 Examples:
   bench/fidelity.py -m models/smollm2-135m-instruct-q4_1.gguf --tokens 4k,8k \\
-      --attn vertical_slash:vertical_size=500:slash_size=700,a_shape --json fidelity.json --plot fidelity.png
-  bench/fidelity.py -m models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --tokens 32k --windows 2 --prompts 2 \\
-      --attn minference,minference:pattern=searched.json --json fidelity.json --resume
+      --attn vertical_slash:vertical_size=500:slash_size=700,a_shape \\
+      --json fidelity.json --plot fidelity.png
+  bench/fidelity.py -m models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --tokens 32k \\
+      --windows 2 --prompts 2 --attn minference,minference:pattern=searched.json \\
+      --json fidelity.json --resume
 
-Methods are name[:key=value...]; pattern=FILE gives a method its pattern file. dense is always measured,
-first. --json is written after each cell, and --resume goes on with what it holds. Exit codes: 0 done,
-1 a cell failed (its row says why), 2 bad input, 130 interrupted.
+Methods are name[:key=value...]; pattern=FILE gives a method its pattern file. dense is always
+measured, first. --json is written after each cell, and --resume goes on with what it holds. Exit
+codes: 0 done, 1 a cell failed (its row says why), 2 bad input, 130 interrupted.
 """
 
 import argparse
@@ -39,10 +43,13 @@ from ttft import BenchError, last_line, load_pyplot, parse_lengths
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("perplexity", "answers", "needles")
 PLACES = ("Alexandria", "Bergamo", "Cordoba", "Damascus", "Edessa", "Ferrara", "Granada", "Hamadan")
-NEEDLE = "The secret number of {place} is {number}. Remember it: {number} is the secret number of {place}."
+NEEDLE = ("The secret number of {place} is {number}. "
+          "Remember it: {number} is the secret number of {place}.")
 # Small models can complete a sentence where they no longer follow an instruction.
-NEEDLE_FORMS = {"completion": "{text}\nThe secret number of {place} is",
-                "chat": "{text}\n\nWhat is the secret number of {place}? Answer with the number only."}
+NEEDLE_FORMS = {
+    "completion": "{text}\nThe secret number of {place} is",
+    "chat": "{text}\n\nWhat is the secret number of {place}? Answer with the number only."
+}
 NEEDLE_TOKENS = 24
 COLUMNS = [  # title, key, factor, format
     ("kept %", "kept_fraction", 100, ".1f"),
@@ -77,7 +84,8 @@ def parse_parts(text):
     parts = text.split(",")
     for part in parts:
         if part not in PARTS:
-            raise argparse.ArgumentTypeError(f"unknown part '{part}', expected one of {', '.join(PARTS)}")
+            raise argparse.ArgumentTypeError(
+                f"unknown part '{part}', expected one of {', '.join(PARTS)}")
     return parts
 
 
@@ -122,7 +130,7 @@ def hide(text, needle, depth):
 
 
 def leading_share(answer, reference):
-    """How much of the reference the answer begins with; an empty reference is equalled by itself."""
+    """How much of the reference the answer begins with; an empty one is equalled by itself."""
     equal = 0
     for left, right in zip(answer, reference):
         if left != right:
@@ -133,8 +141,10 @@ def leading_share(answer, reference):
 
 
 def loss_change(windows, reference):
-    """Relative change of the perplexity over the same windows and its standard error (None for one)."""
-    differences = [window["mean_loss"] - dense["mean_loss"] for window, dense in zip(windows, reference)]
+    """Relative change of the perplexity over the same windows, standard error (None for one)."""
+    differences = [
+        window["mean_loss"] - dense["mean_loss"] for window, dense in zip(windows, reference)
+    ]
     ratio = math.exp(statistics.fmean(differences))
     error = None
     if len(differences) > 1:
@@ -163,8 +173,12 @@ def summarize(tokens, label, cells, dense):
         row["leading_share"] = statistics.fmean(leading_share(*pair) for pair in pairs)
         row["exact_share"] = statistics.fmean(left == right for left, right in pairs)
     if "needles" in good:
-        row["needle_score"] = statistics.fmean(prompt["found"] for prompt in good["needles"]["prompts"])
-    prompts = [prompt for part in ("answers", "needles") for prompt in good.get(part, {}).get("prompts", [])]
+        row["needle_score"] = statistics.fmean(prompt["found"]
+                                               for prompt in good["needles"]["prompts"])
+    prompts = [
+        prompt for part in ("answers", "needles")
+        for prompt in good.get(part, {}).get("prompts", [])
+    ]
     if prompts:
         row["ttft_seconds"] = statistics.median(prompt["ttft_seconds"] for prompt in prompts)
         if "perplexity" not in good and None not in (kept := [p["kept_fraction"] for p in prompts]):
@@ -188,7 +202,10 @@ def markdown(rows):
                       *(figure(row, *column) for _, *column in COLUMNS)])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     lines.insert(1, ["-" * width for width in widths])
-    table = ["| " + " | ".join(word.ljust(width) for word, width in zip(line, widths)) + " |" for line in lines]
+    table = [
+        "| " + " | ".join(word.ljust(width) for word, width in zip(line, widths)) + " |"
+        for line in lines
+    ]
     table += [f"\n{row['tokens']} tokens, `{row['attention']}` failed: {row['error']}"
               for row in rows if "error" in row]
     return "\n".join(table)
@@ -213,7 +230,8 @@ class Progress:
 
     def end(self, words):
         clear = "\r\033[K" if sys.stderr.isatty() else ""
-        print(f"{clear}{self.title}: {words} ({time.monotonic() - self.start:.0f} s)", file=sys.stderr, flush=True)
+        print(f"{clear}{self.title}: {words} ({time.monotonic() - self.start:.0f} s)",
+              file=sys.stderr, flush=True)
 
 
 class CommandLine:
@@ -231,12 +249,12 @@ class CommandLine:
             self.shared += ["-t", str(options.threads)]
 
     def call(self, command, words, text="", on_line=None):
-        """The JSON objects that it prints, one a line. `on_line` hears how many there are so far."""
+        """The JSON objects that it prints, one a line. `on_line` hears how many so far."""
         results = []
         with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-            process = subprocess.Popen([str(self.binary), command, *self.shared, *words], stdin=subprocess.PIPE,
-                                       stdout=subprocess.PIPE, stderr=errors, encoding="utf-8",
-                                       env=self.environment)
+            process = subprocess.Popen([str(self.binary), command, *self.shared, *words],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                                       encoding="utf-8", env=self.environment)
             with process:
                 try:
                     # All of it is read before the first answer; a refusal closes it.
@@ -273,7 +291,10 @@ class Prompts:
         return self.text.find("\n", place) + 1
 
     def fit(self, room, starts, make):
-        """make(i, excerpt) for each start, with excerpts as long as `room` tokens allow, 1 % or 16 less at most."""
+        """make(i, excerpt) for each start, with excerpts as long as `room` tokens allow.
+
+        They are 1 % or 16 tokens shorter at most.
+        """
         slack = max(16, room // 100)
         sizes = [3 * room for _ in starts]  # characters, a first guess
         results = [None for _ in starts]
@@ -284,8 +305,10 @@ class Prompts:
             made = []
             for i in asked:
                 if starts[i] + sizes[i] > len(self.text):
-                    raise BenchError(f"{self.options.text} is too short for prompts of {room} tokens")
-                made.append(make(i, cut_at_word(self.text[starts[i]:starts[i] + sizes[i]], sizes[i])))
+                    raise BenchError(
+                        f"{self.options.text} is too short for prompts of {room} tokens")
+                made.append(
+                    make(i, cut_at_word(self.text[starts[i]:starts[i] + sizes[i]], sizes[i])))
             counts = self.command_line.run(["--attn", "stock", "--count-tokens"], made)
             for i, prompt, count in zip(asked, made, counts):
                 if room - slack <= count["prompt_tokens"] <= room:
@@ -306,7 +329,8 @@ class Prompts:
         options = self.options
         draw = random.Random(f"{options.seed} {tokens}")
         grid = [(depth, trial) for depth in options.depths for trial in range(options.trials)]
-        starts = [self.after_line(draw.randrange(max(1, len(self.text) - 8 * tokens))) for _ in grid]
+        last_start = max(1, len(self.text) - 8 * tokens)
+        starts = [self.after_line(draw.randrange(last_start)) for _ in grid]
         hidden = [(draw.choice(PLACES), draw.randrange(10000, 100000)) for _ in grid]
 
         def make(i, excerpt):
@@ -332,10 +356,19 @@ class Bench:
     def settings(self):
         """What cells must have in common to stand in one table."""
         options = self.options
-        return {"model": options.model.name, "text": options.text.name, "last": options.last,
-                "windows": options.windows, "prompts": options.prompts, "answer": options.answer,
-                "depths": options.depths, "trials": options.trials, "needle_form": options.needle_form,
-                "seed": options.seed, "ubatch": options.ubatch}
+        return {
+            "model": options.model.name,
+            "text": options.text.name,
+            "last": options.last,
+            "windows": options.windows,
+            "prompts": options.prompts,
+            "answer": options.answer,
+            "depths": options.depths,
+            "trials": options.trials,
+            "needle_form": options.needle_form,
+            "seed": options.seed,
+            "ubatch": options.ubatch
+        }
 
     def resume(self):
         path = self.options.json
@@ -350,8 +383,9 @@ class Bench:
             raise BenchError(f"{path}: not a report of this bench") from None
         for key, value in self.report["settings"].items():
             if settings.get(key) != value:
-                raise BenchError(f"{path} was measured with {key} {settings.get(key)}, not {value}: "
-                                 "name another --json file")
+                raise BenchError(
+                    f"{path} was measured with {key} {settings.get(key)}, not {value}: "
+                    "name another --json file")
         self.report["cells"] = [cell for cell in cells if "error" not in cell]
         self.report["machine"] = machine
 
@@ -365,7 +399,8 @@ class Bench:
             # Room for something to hide a needle in.
             least = max(self.options.last, self.options.answer, 128) + 128
             if not least <= tokens <= trained:
-                raise BenchError(f"--tokens {tokens}: legal with this model and these options: {least} to {trained}")
+                raise BenchError(f"--tokens {tokens}: legal with this model and these options: "
+                                 f"{least} to {trained}")
 
     def cells(self, tokens, label):
         return {cell["part"]: cell for cell in self.report["cells"]
@@ -374,8 +409,9 @@ class Bench:
     def measure_perplexity(self, tokens, label):
         options = self.options
         [result] = self.command_line.call("perplexity", [
-            *method_arguments(label), "-f", str(options.text), "-c", str(tokens), "--last", str(options.last),
-            "--windows", str(options.windows), "--guard", "off" if label == "stock" else "report", "--json"])
+            *method_arguments(label), "-f", str(options.text), "-c", str(tokens),
+            "--last", str(options.last), "--windows", str(options.windows),
+            "--guard", "off" if label == "stock" else "report", "--json"])
         self.report["machine"] = self.report["machine"] or result["machine"]
         keys = ("perplexity", "standard_error", "kept_fraction", "mass_recall", "windows")
         return {key: result[key] for key in keys}
@@ -389,8 +425,11 @@ class Bench:
                                         lambda done: progress.show(f"{done}/{len(prompts)}"))
         rows = []
         for answer in answers:
-            row = {key: answer[key] for key in ("id", "prompt_tokens", "answer", "answer_tokens", "ttft_seconds",
-                                                "kept_fraction", "index_seconds", "attention_seconds")}
+            row = {
+                key: answer[key]
+                for key in ("id", "prompt_tokens", "answer", "answer_tokens", "ttft_seconds",
+                            "kept_fraction", "index_seconds", "attention_seconds")
+            }
             if part == "needles":
                 row["found"] = str(answer["id"]["number"]) in answer["answer"]
             rows.append(row)
@@ -443,21 +482,25 @@ def plot(pyplot, report, path):
     panels = [column for column in COLUMNS if column[1] not in ("perplexity", "exact_share")
               and any(row.get(column[1]) is not None for row in rows)]
     height = 0.8 / len(lengths)
-    drawing, axes = pyplot.subplots(1, len(panels), sharey=True, squeeze=False,
-                                    figsize=(2.6 * len(panels) + 2, 0.35 * len(labels) * max(1, len(lengths)) + 2))
+    drawing, axes = pyplot.subplots(
+        1, len(panels), sharey=True, squeeze=False,
+        figsize=(2.6 * len(panels) + 2, 0.35 * len(labels) * max(1, len(lengths)) + 2))
     for axis, (title, key, factor, form) in zip(axes[0], panels):
         for i, tokens in enumerate(lengths):
-            points = [(labels.index(row["attention"]), factor * row[key], factor * (row.get(f"{key}_error") or 0))
-                      for row in rows if row["tokens"] == tokens and row.get(key) is not None]
+            points = [(labels.index(row["attention"]), factor * row[key],
+                       factor * (row.get(f"{key}_error") or 0)) for row in rows
+                      if row["tokens"] == tokens and row.get(key) is not None]
             if not points:
                 continue
             places, values, errors = zip(*points)
-            bars = axis.barh([place + (i - (len(lengths) - 1) / 2) * height for place in places], values, height,
-                             xerr=errors if any(errors) else None, label=f"{tokens} tokens")
+            bars = axis.barh([place + (i - (len(lengths) - 1) / 2) * height for place in places],
+                             values, height, xerr=errors if any(errors) else None,
+                             label=f"{tokens} tokens")
             axis.bar_label(bars, fmt=f"{{:{form}}}", fontsize=7, padding=2)
         axis.set_title(title, fontsize=9)
         if key == "perplexity_change":
-            axis.set_xscale("symlog", linthresh=10)  # one method that fails must not hide the others
+            # One method that fails must not hide the others.
+            axis.set_xscale("symlog", linthresh=10)
         axis.margins(x=0.25)
         axis.tick_params(labelsize=8)
         axis.grid(axis="x", alpha=0.3)
@@ -466,37 +509,49 @@ def plot(pyplot, report, path):
     if len(lengths) > 1:
         axes[0][0].legend(fontsize=7)
     machine = report["machine"]
-    about = report["settings"]["model"] + (f": {machine['processor']}, {machine['threads']} threads, "
-                                           f"{machine['isa']}, {machine['date']}" if machine else "")
+    about = report["settings"]["model"] + (
+        f": {machine['processor']}, {machine['threads']} threads, "
+        f"{machine['isa']}, {machine['date']}" if machine else "")
     drawing.suptitle(about + "\n" + textwrap.fill(report["command"], 150), fontsize=8)
     drawing.tight_layout()
     drawing.savefig(path, dpi=110)
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--tokens", type=parse_lengths, default=[8192],
                         help="context lengths, answer included, for example 8k,32k (default: 8k)")
-    parser.add_argument("--attn", type=parse_methods, default="minference",
-                        help="methods, each name[:key=value...], separated by commas (default: minference)")
-    parser.add_argument("--parts", type=parse_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
-    parser.add_argument("--text", type=Path, default=ROOT / "models/text/all.txt", help="long text, UTF-8")
+    parser.add_argument(
+        "--attn", type=parse_methods, default="minference",
+        help="methods, each name[:key=value...], separated by commas (default: minference)")
+    parser.add_argument("--parts", type=parse_parts, default=list(PARTS),
+                        help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--text", type=Path, default=ROOT / "models/text/all.txt",
+                        help="long text, UTF-8")
     parser.add_argument("--windows", type=positive, default=4, help="windows of the perplexity (4)")
-    parser.add_argument("--last", type=positive, default=1024, help="tokens scored at the end of a window (1024)")
-    parser.add_argument("--prompts", type=positive, default=4, help="continued prompts of the agreement (4)")
+    parser.add_argument("--last", type=positive, default=1024,
+                        help="tokens scored at the end of a window (1024)")
+    parser.add_argument("--prompts", type=positive, default=4,
+                        help="continued prompts of the agreement (4)")
     parser.add_argument("--answer", type=positive, default=64, help="tokens of a continuation (64)")
     parser.add_argument("--depths", type=parse_depths, default=[10, 30, 50, 70, 90],
                         help="where needles lie, in %% of the text (10,30,50,70,90)")
-    parser.add_argument("--trials", type=positive, default=1, help="needles per depth and length (1)")
+    parser.add_argument("--trials", type=positive, default=1,
+                        help="needles per depth and length (1)")
     parser.add_argument("--needle-form", choices=sorted(NEEDLE_FORMS), default="completion",
                         help="how needles are asked for (completion)")
     parser.add_argument("--seed", type=int, default=0, help="of the needles (0)")
-    parser.add_argument("--ubatch", type=positive, default=2048, help="tokens of a prefill step (2048)")
-    parser.add_argument("-t", "--threads", type=int, default=0, help="threads (default: one per core)")
+    parser.add_argument("--ubatch", type=positive, default=2048,
+                        help="tokens of a prefill step (2048)")
+    parser.add_argument("-t", "--threads", type=int, default=0,
+                        help="threads (default: one per core)")
     parser.add_argument("--bin-dir", type=Path, default=ROOT / "build/release/bin")
-    parser.add_argument("--json", type=Path, help="also write all figures to this file, after each cell")
-    parser.add_argument("--resume", action="store_true", help="keep the cells that the file of --json holds")
+    parser.add_argument("--json", type=Path,
+                        help="also write all figures to this file, after each cell")
+    parser.add_argument("--resume", action="store_true",
+                        help="keep the cells that the file of --json holds")
     parser.add_argument("--plot", type=Path, help="also draw them to this image file")
     return parser.parse_args()
 

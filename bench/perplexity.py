@@ -3,10 +3,12 @@
 
 Examples:
   bench/perplexity.py -m models/smollm2-135m-instruct-q4_1.gguf --formats own,Q4_K_M,Q8_0,BF16
-  bench/perplexity.py -m model.gguf --formats own --attn dense,vertical_slash:vertical_size=800:slash_size=1000
+  bench/perplexity.py -m model.gguf --formats own \\
+      --attn dense,vertical_slash:vertical_size=800:slash_size=1000
 
-Each format is made from the model by llama-quantize (--allow-requantize; `own` is the file as it is) and kept
-in --work. Exit codes: 0 done, 1 a row differs from stock by more than --bound %, 2 anything else.
+Each format is made from the model by llama-quantize (--allow-requantize; `own` is the file as it
+is) and kept in --work. Exit codes: 0 done, 1 a row differs from stock by more than --bound %, 2
+anything else.
 """
 
 import argparse
@@ -25,10 +27,12 @@ class BenchError(Exception):
 
 
 def run(words, environment=None):
-    result = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, check=False, env={**os.environ, **(environment or {})})
+    result = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, check=False,
+                            env={**os.environ, **(environment or {})})
     if result.returncode != 0:
-        lines = (result.stderr + result.stdout).strip().splitlines() or [f"exit code {result.returncode}"]
+        lines = (result.stderr + result.stdout).strip().splitlines()
+        lines = lines or [f"exit code {result.returncode}"]
         raise BenchError(f"{Path(words[0]).name}: {lines[-1]}")
     return result.stdout + result.stderr
 
@@ -39,7 +43,8 @@ def quantized(options, name):
     path = options.work / f"{options.model.stem}-{name}.gguf"
     if not path.exists():
         unfinished = path.with_suffix(".part")
-        run([options.bin_dir / "llama-quantize", "--allow-requantize", options.model, unfinished, name])
+        run([options.bin_dir / "llama-quantize", "--allow-requantize",
+             options.model, unfinished, name])
         unfinished.rename(path)
     return path
 
@@ -47,14 +52,19 @@ def quantized(options, name):
 def plugin(options, attn):
     """name[:key=value ...] -> the plug-in's variables."""
     name, *settings = attn.split(":")
-    return {"GGML_BACKEND_PATH": str(options.bin_dir / "libggml-minference.so"), "MINFERENCE_LOG": "0",
-            "MINFERENCE_ATTN": name, "MINFERENCE_ATTN_OPTS": ",".join(settings)}
+    return {
+        "GGML_BACKEND_PATH": str(options.bin_dir / "libggml-minference.so"),
+        "MINFERENCE_LOG": "0",
+        "MINFERENCE_ATTN": name,
+        "MINFERENCE_ATTN_OPTS": ",".join(settings)
+    }
 
 
 def perplexity(options, model, environment):
-    output = run([options.bin_dir / "llama-perplexity", "-m", model, "-f", options.text, "-c", options.context,
-                  "-b", options.context, "-ub", options.context, "--chunks", options.chunks, "-fa", "on",
-                  "-t", options.threads], environment)
+    output = run([
+        options.bin_dir / "llama-perplexity", "-m", model, "-f", options.text,
+        "-c", options.context, "-b", options.context, "-ub", options.context,
+        "--chunks", options.chunks, "-fa", "on", "-t", options.threads], environment)
     found = re.search(r"Final estimate: PPL = ([0-9.]+)", output)
     if not found:
         raise BenchError(f"llama-perplexity printed no estimate for {model.name}")
@@ -62,7 +72,8 @@ def perplexity(options, model, environment):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("--formats", default="own,Q4_1,Q4_K_M,Q8_0,BF16")
     parser.add_argument("--attn", default="dense")
@@ -71,8 +82,10 @@ def main():
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
     parser.add_argument("--bin-dir", type=Path, default=ROOT / "build/release/bin")
-    parser.add_argument("--work", type=Path, default=ROOT / "build/quantized", help="folder of the made files")
-    parser.add_argument("--bound", type=float, default=0.3, help="largest difference of dense in %%")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/quantized",
+                        help="folder of the made files")
+    parser.add_argument("--bound", type=float, default=0.3,
+                        help="largest difference of dense in %%")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     exceeded = 0
@@ -93,7 +106,12 @@ def main():
                 change = 100.0 * (value / stock - 1.0)
                 exceeded += attn == "dense" and abs(change) > options.bound
                 print(f"{name:10} {attn:40} {value:10.4f} {change:+10.3f} %", flush=True)
-                rows.append({"format": name, "attention": attn, "perplexity": value, "difference_percent": change})
+                rows.append({
+                    "format": name,
+                    "attention": attn,
+                    "perplexity": value,
+                    "difference_percent": change
+                })
         if options.json:
             options.json.write_text(json.dumps(rows, indent=2) + "\n")
     except (BenchError, OSError) as error:

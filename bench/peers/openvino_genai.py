@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""Time to first token of OpenVINO GenAI on the CPU, for a GGUF model and a text; one JSON object on stdout.
+"""Time to first token of OpenVINO GenAI on the CPU, for a GGUF model and a text, as JSON.
 
-  python3 bench/peers/openvino_genai.py --model MODEL.gguf --prompt-file models/text/all.txt --tokens 4087 \\
+  python3 bench/peers/openvino_genai.py --model MODEL.gguf --prompt-file models/text/all.txt \\
       --threads 2 --mode xattention
 
-Install, in a virtual environment of its own: pip install openvino-genai==2026.4.1 numpy
-(openvino and openvino-tokenizers of the same release come with it). llama-quantize comes from `make tools`.
+Install, in a virtual environment of its own: pip install openvino-genai==2026.4.1 numpy (openvino
+and openvino-tokenizers of the same release come with it). llama-quantize comes from `make tools`.
 
 Traps:
-- Its GGUF reader refuses some tensor types (q5_0 among them), so the model is requantised once to Q8_0
-  under --cache: the values of the GGUF, rounded to 8 bits, at twice the size of a 4-bit file.
-- Its tokenizer cuts a text off at 8,192 tokens without a word, so the text is encoded in pieces. Pieces
-  end at single line breaks between visible characters, where no token of a byte-level BPE spans.
-- Unless told otherwise (--property) the CPU plug-in computes in bf16 where the processor has it, quantises
-  activations in groups of 32 and keeps K and V in 8 bits, so its dense is an approximation too. Closer:
+- Its GGUF reader refuses some tensor types (q5_0 among them), so the model is requantised once to
+  Q8_0 under --cache: the values of the GGUF, rounded to 8 bits, at twice the size of a 4-bit file.
+- Its tokenizer cuts a text off at 8,192 tokens without a word, so the text is encoded in pieces.
+  Pieces end at single line breaks between visible characters, where no token of a byte-level BPE
+  spans.
+- Unless told otherwise (--property) the CPU plug-in computes in bf16 where the processor has it,
+  quantises activations in groups of 32 and keeps K and V in 8 bits, so its dense is an
+  approximation too. Closer:
   --property KV_CACHE_PRECISION=f16 --property DYNAMIC_QUANTIZATION_GROUP_SIZE=0
-- SchedulerConfig reads a prompt in steps of 256 tokens. With more than one step 2026.4.1's xattention
-  answers one prompt differently from run to run, mostly with nonsense; in a single step it repeats itself.
-  So xattention takes the prompt in one step here, and --step-tokens changes that for all modes.
+- SchedulerConfig reads a prompt in steps of 256 tokens. With more than one step 2026.4.1's
+  xattention answers one prompt differently from run to run, mostly with nonsense; in a single step
+  it repeats itself. So xattention takes the prompt in one step here, and --step-tokens changes that
+  for all modes.
 - Below about 2,100 tokens trishape (128 first, 1,920 nearest, 100 last rows) keeps everything.
 - Prompts are given as token ids, without a BOS token.
 Exit codes: 0 done, 3 OpenVINO GenAI is not installed, 2 anything else, with one line on stderr.
@@ -69,8 +72,8 @@ def converted(model, cache, tool):
         print(f"requantising {model} to {path}", file=sys.stderr)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        result = subprocess.run([str(tool), "--allow-requantize", str(model), str(unfinished), "q8_0"],
-                                stdout=sys.stderr, check=False)
+        words = [str(tool), "--allow-requantize", str(model), str(unfinished), "q8_0"]
+        result = subprocess.run(words, stdout=sys.stderr, check=False)
         if result.returncode != 0:
             unfinished.unlink(missing_ok=True)
             raise PeerError(f"{tool.name} cannot convert {model} (its reason is above)")
@@ -110,7 +113,8 @@ def measure(arguments):
     scheduler.cache_size = 0  # grows as needed
     step_tokens = arguments.step_tokens
     if step_tokens is None and arguments.mode == "xattention":
-        step_tokens = max(arguments.tokens, WARM_UP_TOKENS)  # its answers are not repeatable in several
+        # Its answers are not repeatable in several steps.
+        step_tokens = max(arguments.tokens, WARM_UP_TOKENS)
     if step_tokens is not None:
         scheduler.max_num_batched_tokens = step_tokens
     if arguments.mode != "dense":
@@ -127,7 +131,8 @@ def measure(arguments):
         config = openvino_genai.GenerationConfig()
         config.do_sample = False
         config.max_new_tokens = count
-        return list(pipeline.generate(openvino.Tensor(numpy.array([prompt], numpy.int64)), config).tokens[0])
+        ids = openvino.Tensor(numpy.array([prompt], numpy.int64))
+        return list(pipeline.generate(ids, config).tokens[0])
 
     generate(ids[:WARM_UP_TOKENS], 1)
     start = time.perf_counter()
@@ -144,17 +149,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--prompt-file", type=Path, required=True, help="text that the prompt is cut from")
+    parser.add_argument("--prompt-file", type=Path, required=True,
+                        help="text that the prompt is cut from")
     parser.add_argument("--tokens", type=positive, required=True, help="prompt length")
     parser.add_argument("--threads", type=positive, default=os.cpu_count())
     parser.add_argument("--mode", choices=["dense", "trishape", "xattention"], default="dense")
     parser.add_argument("--answer-tokens", type=positive, default=8,
                         help="length of the answer; above 1 it takes a second, untimed run")
-    parser.add_argument("--step-tokens", type=positive,
-                        help="tokens of a prefill step (default: all for xattention, else OpenVINO's 256)")
-    parser.add_argument("--property", type=key_value, action="append", default=[], metavar="KEY=VALUE",
+    parser.add_argument(
+        "--step-tokens", type=positive,
+        help="tokens of a prefill step (default: all for xattention, else OpenVINO's 256)")
+    parser.add_argument("--property", type=key_value, action="append", default=[],
+                        metavar="KEY=VALUE",
                         help="property of OpenVINO's CPU plug-in; may be repeated")
-    parser.add_argument("--quantize-tool", type=Path, default=ROOT / "build/release/bin/llama-quantize")
+    parser.add_argument("--quantize-tool", type=Path,
+                        default=ROOT / "build/release/bin/llama-quantize")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/minference/peers",
                         help="where converted models are kept")
     arguments = parser.parse_args()
@@ -163,7 +172,8 @@ def main():
     own = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != own]
     if importlib.util.find_spec("openvino_genai") is None:
-        print(f"{PEER}.py: error: OpenVINO GenAI is not installed; --help says how", file=sys.stderr)
+        print(f"{PEER}.py: error: OpenVINO GenAI is not installed; --help says how",
+              file=sys.stderr)
         return 3
     # OpenVINO logs to stdout from C++; stdout is for the one object.
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")

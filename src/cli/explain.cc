@@ -15,6 +15,7 @@
 #include "cli/progress.h"
 #include "cli/report_folder.h"
 #include "cli/report_pictures.h"
+#include "cli/segment_option.h"
 #include "cli/stop_signal.h"
 #include "core/stopwatch.h"
 #include "llama/engine.h"
@@ -34,6 +35,7 @@ struct ExplainOptions {
   PromptOptions prompt;
   std::string output;
   std::string heads;
+  std::vector<std::string> segments;
   bool force = false;
   bool text = false;
   bool json = false;
@@ -184,6 +186,7 @@ int run(const CLI::App& command, const ExplainOptions& options) {
   const std::atomic<bool>& stop = install_stop_signal();
   const std::vector<HeadId> asked =
       options.heads.empty() ? std::vector<HeadId>{} : parse_heads(options.heads);
+  std::vector<Segment> segments = parse_segments(options.segments);
   llama_host::check_model_file(options.model.model);
   const std::string prompt = read_prompt(command, options.prompt);
   std::unique_ptr<ReportFolder> folder;
@@ -192,6 +195,7 @@ int run(const CLI::App& command, const ExplainOptions& options) {
   }
 
   Engine engine(engine_options(options.model, stop));
+  engine.set_segments(std::move(segments));
   check_heads(asked, engine.model().layers, engine.model().heads);
   const std::string text = render_prompt(engine, options.prompt, prompt);
   const Stopwatch tokenise_watch;
@@ -215,6 +219,7 @@ int run(const CLI::App& command, const ExplainOptions& options) {
   report.step_tokens = options.model.ubatch;
   report.method = options.model.attn;
   report.options = joined(options.model.attn_opts);
+  report.segments = joined(options.segments);
   report.guard = options.model.guard;
   report.guard_rows = options.model.guard_rows;
   report.threads = engine.threads();
@@ -252,6 +257,7 @@ void add_explain(CLI::App& app, int& exit_code) {
           "Heads to show in detail as layer:head,layer:head (default: those with the lowest\n"
           "recall and some typical ones)")
       ->needs(output);
+  add_segment_option(*command, options->segments);
   command->add_flag("--text", options->text, "Print tables; without -o, instead of a report");
   command->add_flag("--json", options->json, "Also write report.json into the folder")
       ->needs(output);
@@ -262,6 +268,8 @@ void add_explain(CLI::App& app, int& exit_code) {
       "  minference explain -m model.gguf -f book.txt -o report --attn vertical_slash \\\n"
       "      --attn-opt vertical_size=100 --attn-opt slash_size=800\n"
       "  minference explain -m model.gguf -f book.txt -o report --heads 0:3,12:5 --force\n"
+      "  minference explain -m model.gguf -f frames.txt -o report --attn mminference \\\n"
+      "      --segments 35:8227:visual:256\n"
       "  minference explain -m model.gguf -f book.txt --attn flexprefill --text");
   command->callback([options, command, &exit_code] { exit_code = run(*command, *options); });
 }

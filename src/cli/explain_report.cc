@@ -74,6 +74,7 @@ void print_report(const ExplainReport& report, std::FILE* out) {
   std::fprintf(out, "attention  %s%s%s, kernels %s, %d threads\n", report.method.c_str(),
                report.options.empty() ? "" : " ", report.options.c_str(), report.isa.c_str(),
                report.threads);
+  if (!report.segments.empty()) std::fprintf(out, "segments   %s\n", report.segments.c_str());
   std::fprintf(out, "kept       %.1f %% of the causal area, recall %.2f %% of the attention mass\n",
                100.0 * total.kept_fraction(), 100.0 * total.recall());
   for (const std::string& note : report.notes) std::fprintf(out, "note       %s\n", note.c_str());
@@ -91,6 +92,7 @@ nlohmann::ordered_json report_json(const ExplainReport& report) {
   json["prompt_tokens"] = report.prompt_tokens;
   json["method"] = report.method;
   json["options"] = report.options;
+  json["segments"] = report.segments;
   json["guard"] = report.guard;
   json["isa"] = report.isa;
   json["threads"] = report.threads;

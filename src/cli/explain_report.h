@@ -35,6 +35,7 @@ struct ExplainReport {
   std::int64_t step_tokens = 0;  // of a prefill step
   std::string method;            // name
   std::string options;           // key=value ..., or empty
+  std::string segments;          // as given, or empty
   std::string guard;             // off, report, enforce
   std::string isa;               // kernel level
   int threads = 0;

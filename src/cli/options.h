@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "llama/engine.h"
+#include "llama/plugin_config.h"
 
 namespace minference::cli {
 
@@ -21,7 +22,7 @@ CLI::Validator shipped_pattern();
 // Model, attention, context and threads.
 struct ModelOptions {
   std::string model;
-  std::string attn = "auto";
+  std::string attn = llama_host::default_method(false);
   std::vector<std::string> attn_opts;
   std::string pattern;
   std::string precision = "auto";

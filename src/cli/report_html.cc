@@ -289,6 +289,7 @@ std::string page(const ExplainReport& report, const std::vector<ReportFile>& hea
        {"tokens", grouped(report.prompt_tokens)},
        {"method", html_escape(report.method)},
        {"options", report.options.empty() ? "" : " (" + html_escape(report.options) + ")"},
+       {"segments", report.segments.empty() ? "" : ", segments " + html_escape(report.segments)},
        {"threads", std::to_string(report.threads) + (report.threads == 1 ? " thread" : " threads")},
        {"isa", html_escape(report.isa)},
        {"guard", html_escape(report.guard)},

@@ -81,7 +81,7 @@ footer { color: var(--soft); font-size: 13px; margin-top: 20px; }
 <body>
 <main>
 <h1>Where attention went</h1>
-<p class="soft">@model@ reading @prompt@ (@tokens@ tokens) with attention method <b>@method@</b>@options@.
+<p class="soft">@model@ reading @prompt@ (@tokens@ tokens) with attention method <b>@method@</b>@options@@segments@.
 @threads@, kernels @isa@, guard @guard@.</p>
 <div class="cards">
 <div class="card"><b>@ttft@</b><span>time to first token (TTFT)</span></div>

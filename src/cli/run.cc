@@ -277,15 +277,7 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")
       ->check(integer_between(0, 0xFFFFFFFFLL))
       ->capture_default_str();
-  command
-      ->add_option(
-          "--segments", options->segments,
-          "Visual tokens of the prompt, as begin:end:visual[:tokens of a frame], the first\n"
-          "token being 0; several are separated by commas. For the method " +
-              llama_host::segment_method_names())
-      ->delimiter(',')
-      ->excludes(many)
-      ->allow_extra_args(false);
+  add_segment_option(*command, options->segments)->excludes(many);
   command->add_flag("--count-tokens", options->count_tokens,
                     "Only print how many tokens the prompt has, chat template included");
   command->add_flag("--json", options->json, "Print one JSON object instead of text");

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <string_view>
 
+#include "llama/plugin_config.h"
 #include "minference/error.h"
 
 namespace minference::cli {
@@ -35,6 +36,17 @@ std::vector<std::string_view> split(std::string_view text) {
 }
 
 }  // namespace
+
+CLI::Option* add_segment_option(CLI::App& command, std::vector<std::string>& texts) {
+  return command
+      .add_option(
+          "--segments", texts,
+          "Visual tokens of the prompt, as begin:end:visual[:tokens of a frame], the first\n"
+          "token being 0; several are separated by commas. For the method " +
+              llama_host::segment_method_names())
+      ->delimiter(',')
+      ->allow_extra_args(false);
+}
 
 std::vector<Segment> parse_segments(const std::vector<std::string>& texts) {
   std::vector<Segment> segments;

@@ -14,8 +14,6 @@ namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
 
-constexpr std::int64_t kLocalGranules = 3;  // before the row block's own, that every head keeps
-
 std::int64_t floor_granule(std::int64_t position) {
   return position >= 0 ? position / kRunGranule : -((kRunGranule - 1 - position) / kRunGranule);
 }
@@ -108,87 +106,74 @@ class HeadEstimate {
   std::int64_t block_granule_[kTileRows] = {};  // granule of the first row of the row's block
 };
 
-// Share of the chunk's rows that lie `position` or behind it.
-double share_of_rows(const MassTable& table, std::int64_t position) {
-  const std::int64_t first = table.kv_len - table.q_len;
-  const auto behind = static_cast<double>(table.kv_len - std::max(position, first));
-  return std::max(behind / static_cast<double>(table.q_len), 0.0);
+// Rows spread evenly over the chunk, `count` or all of them.
+std::vector<std::int64_t> spread_rows(std::int64_t q_len, std::int64_t count) {
+  count = std::min(count, q_len);
+  std::vector<std::int64_t> rows(count);
+  for (std::int64_t r = 0; r < count; ++r) rows[r] = q_len * (2 * r + 1) / (2 * count);
+  return rows;
 }
 
-// The distances of one covering, as they are chosen.
-class Choice {
- public:
-  Choice(const MassTable& table, const std::vector<double>& masses, const std::vector<double>& keys)
-      : width_(table.width), masses_(masses), keys_(keys), kept_(table.distances, 0) {
-    const std::int64_t local = std::min(table.width + kLocalGranules, table.distances);
-    for (std::int64_t i = 0; i < local; ++i) take(i);
-  }
+struct Worker {
+  RowProbabilities probabilities;
+  VisibleKeys visible;
+  std::vector<std::uint64_t> kept;  // [kCheckRows][words]
+  MassTable table;
 
-  // Takes distance i and, where it has too few kept neighbours for a run, the heavier of those beside.
-  void add(std::int64_t i) {
-    if (kept_[i] != 0) return;
-    take(i);
-    std::int64_t first = i;
-    std::int64_t last = i;
-    const auto size = static_cast<std::int64_t>(kept_.size());
-    const auto extend = [&] {
-      while (first > 0 && kept_[first - 1] != 0) --first;
-      while (last + 1 < size && kept_[last + 1] != 0) ++last;
-    };
-    extend();
-    // What reaches the first distance holds the local ones, which are enough.
-    while (last - first + 1 < width_) {
-      const bool after = last + 1 < size && masses_[last + 1] >= masses_[first - 1];
-      take(after ? last + 1 : first - 1);
-      extend();
-    }
-  }
-
-  double mass() const { return mass_; }
-  double run_keys() const { return run_keys_; }
-  const std::vector<std::uint8_t>& kept() const { return kept_; }
-
- private:
-  void take(std::int64_t i) {
-    kept_[i] = 1;
-    mass_ += masses_[i];
-    run_keys_ += keys_[i];
-  }
-
-  std::int64_t width_;
-  const std::vector<double>& masses_;  // by distance, of keys that are no columns
-  const std::vector<double>& keys_;    // by distance, mean keys per row block
-  std::vector<std::uint8_t> kept_;
-  double mass_ = 0;
-  double run_keys_ = 0;
+  Worker(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
+      : probabilities(kernels, input, params) {}
 };
+
+// Share of the mass beyond the sinks that `head` keeps of some rows. To be called between the kernels'
+// enter() and leave().
+double kept_share(const PackedKeys& packed, std::int64_t b, std::int64_t h, const HeadIndex& head,
+                  Worker& worker) {
+  const SequenceGeometry& geometry = packed.geometry()[b];
+  const std::vector<std::int64_t> rows = spread_rows(geometry.q_len, kCheckRows);
+  const std::int64_t words = geometry.kv_len / 64 + 2;
+  worker.kept.assign(rows.size() * words, 0);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    worker.visible.mark_row(geometry, &head, rows[r], worker.kept.data() + r * words);
+  }
+  double total = 0;
+  double kept = 0;
+  worker.probabilities.visit_rows(
+      packed, b, h, rows, [&](std::int64_t begin, std::int64_t n_keys, const float* p) {
+        const std::int64_t end = std::min(begin + n_keys, geometry.kv_len);
+        for (std::size_t r = 0; r < rows.size(); ++r) {
+          const float* row = p + r * kProbabilityStride + kMaxLanes - begin;
+          const std::uint64_t* bits = worker.kept.data() + r * words;
+          for (std::int64_t key = std::max(begin, MassTable::kSinks); key < end; ++key) {
+            total += row[key];
+            if ((bits[key / 64] >> (key % 64) & 1) != 0) kept += row[key];
+          }
+        }
+      });
+  return total > 0 ? kept / total : 1.0;
+}
 
 }  // namespace
 
 void estimate_coverage(const AttentionInput& input, const AttentionParams& params,
                        std::int64_t rows, std::span<const std::uint8_t> wanted,
-                       const std::function<void(const MassTable&)>& consume) {
+                       const std::function<void(const MassTable&)>& consume,
+                       std::span<const KnownIndex> known) {
   const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
   PackedKeys packed(kernels, input, params, input.q.tokens());
-  struct Worker {
-    RowProbabilities probabilities;
-    MassTable table;
-
-    Worker(const KernelTable& k, const AttentionInput& i, const AttentionParams& p)
-        : probabilities(k, i, p) {}
-  };
   packed.for_each_head<Worker>(wanted, [&](std::int64_t b, std::int64_t h, Worker& worker, int) {
+    const KnownIndex of_head = known.empty() ? KnownIndex{} : known[b * input.q.heads() + h];
+    kernels.enter();
+    if (of_head.index != nullptr &&
+        kept_share(packed, b, h, *of_head.index, worker) >= of_head.least_share) {
+      kernels.leave();
+      return;
+    }
     MassTable& table = worker.table;
     table.b = b;
     table.h = h;
     const SequenceGeometry& geometry = packed.geometry()[b];
-    const std::int64_t count = std::min(rows, geometry.q_len);
-    std::vector<std::int64_t> sampled(count);
-    for (std::int64_t r = 0; r < count; ++r) {
-      sampled[r] = geometry.q_len * (2 * r + 1) / (2 * count);
-    }
+    const std::vector<std::int64_t> sampled = spread_rows(geometry.q_len, rows);
     HeadEstimate estimate(geometry, sampled, table);
-    kernels.enter();
     worker.probabilities.visit_rows(packed, b, h, sampled,
                                     [&](std::int64_t begin, std::int64_t n_keys, float* p) {
                                       estimate.add_batch(begin, n_keys, p);
@@ -196,66 +181,6 @@ void estimate_coverage(const AttentionInput& input, const AttentionParams& param
     kernels.leave();
     consume(table);
   });
-}
-
-Covering cover(const MassTable& table, double share, const KeyCosts& costs) {
-  std::vector<double> keys(table.distances);
-  for (std::int64_t i = 0; i < table.distances; ++i) {
-    keys[i] = kRunGranule * share_of_rows(table, (i - table.width + 1) * kRunGranule);
-  }
-  Covering best;
-  double best_cost = INFINITY;
-  std::vector<double> left(table.distances, 0.0);  // by distance, of keys that are no columns
-  std::vector<std::pair<double, std::int64_t>> ranked;
-  for (int c = 0; c < MassTable::kClasses - 1; ++c) {
-    // Columns: the classes above c; to the distances: classes 0 to c.
-    const float* masses = table.of_class(c);
-    for (std::int64_t i = 0; i < table.distances; ++i) left[i] += masses[i];
-    double column_mass = 0;
-    double column_keys = 0;
-    for (const MassTable::Column& column : table.columns) {
-      if (column.weight_class <= c) continue;
-      column_mass += column.mass;
-      column_keys += share_of_rows(table, column.key);
-    }
-    ranked.clear();
-    for (std::int64_t i = 0; i < table.distances; ++i) {
-      if (left[i] > 0.0) ranked.emplace_back(-left[i] / std::max(keys[i], 1e-3), i);
-    }
-    std::sort(ranked.begin(), ranked.end());
-    Choice choice(table, left, keys);
-    const double needed = share * table.total - column_mass;
-    for (const auto& [density, i] : ranked) {
-      if (choice.mass() >= needed) break;
-      choice.add(i);
-    }
-    const double cost = costs.run * choice.run_keys() + costs.column * column_keys;
-    if (cost >= best_cost) continue;
-    best_cost = cost;
-    best = {table.total > 0 ? (column_mass + choice.mass()) / table.total : 1.0, choice.run_keys(),
-            column_keys, c + 1, choice.kept()};
-  }
-  return best;
-}
-
-HeadIndex Covering::head(const MassTable& table) const {
-  HeadIndex head;
-  head.kind = HeadIndex::Kind::kDiagonal;
-  for (const MassTable::Column& column : table.columns) {
-    if (column.weight_class >= least_class) head.columns.push_back(column.key);
-  }
-  // An offset of d granules reaches, from the rows of a block, `width` granules: the distances
-  // d - width + 1 to d.
-  for (std::int64_t i = 0; i < table.distances; ++i) {
-    if (kept[i] == 0) continue;
-    std::int64_t end = i;
-    while (end + 1 < table.distances && kept[end + 1] != 0) ++end;
-    const std::int64_t first = i;  // distance i - width + 1, whose run begins at offset i
-    const std::int64_t last = end - table.width + 1;
-    head.runs.push_back({first * kRunGranule, std::max(first, last) * kRunGranule + 1, 1});
-    i = end;
-  }
-  return head;
 }
 
 }  // namespace minference

@@ -1,5 +1,5 @@
 // Coverage estimator: where the attention mass of rows spread over a chunk lies, by key and by distance
-// at once, so that the cheapest columns and runs that hold a given share of it follow.
+// at once, so that the cheapest columns and runs that hold a given share of it follow (covering.h).
 //
 // Column sums and diagonal sums alone count a heavy key twice, once in its column and once in every
 // diagonal that crosses it. Here what lies at a distance is kept apart by how heavy the key is, so
@@ -49,34 +49,24 @@ struct MassTable {
   const float* of_class(int c) const { return by_distance.data() + c * distances; }
 };
 
-// Calls consume(table) for every (sequence, query head) that has queries and keys and whose entry of
+// Rows of a chunk that judge an index from an earlier one.
+inline constexpr std::int64_t kCheckRows = 4;
+
+// A head's index from an earlier chunk, and the share of the mass, sinks apart, that it has to keep.
+struct KnownIndex {
+  const HeadIndex* index = nullptr;  // null: there is none
+  double least_share = 0;
+};
+
+// Calls consume(table) for the (sequence, query head) that have queries and keys and whose entry of
 // wanted [batch * q_heads] is not 0, from worker threads, several at a time. `rows`: sampled rows of
-// each, 1 to 64, spread evenly; causal inputs without explicit mask only. Memory: the packed keys, at
-// most 1 GiB at a time; scores are computed twice instead of being kept.
+// each, 1 to 64, spread evenly; causal inputs without explicit mask only. `known`, empty or
+// [batch * q_heads]: wanted heads whose index there keeps its share of kCheckRows rows are passed
+// over. Memory: the packed keys, at most 1 GiB at a time; scores are computed twice instead of being
+// kept.
 void estimate_coverage(const AttentionInput& input, const AttentionParams& params,
                        std::int64_t rows, std::span<const std::uint8_t> wanted,
-                       const std::function<void(const MassTable&)>& consume);
-
-// What a kept key costs in a row block, in any unit.
-struct KeyCosts {
-  double run = 1;
-  double column = 1;
-};
-
-// One way to cover a head: columns of some class and more, and distances.
-struct Covering {
-  double share = 0;     // of the sampled mass that it holds
-  double run_keys = 0;  // mean number of keys per row block, of the runs
-  double column_keys = 0;
-  int least_class = 0;
-  std::vector<std::uint8_t> kept;  // [distances]; neighbours in groups of at least `width`
-
-  // The diagonal form, runs not exact.
-  HeadIndex head(const MassTable& table) const;
-};
-
-// The cheapest covering that holds at least `share` of the table's mass. The first granule and the
-// row block's own with the three before them are always in it.
-Covering cover(const MassTable& table, double share, const KeyCosts& costs);
+                       const std::function<void(const MassTable&)>& consume,
+                       std::span<const KnownIndex> known = {});
 
 }  // namespace minference

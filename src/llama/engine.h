@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "llama/failure.h"
+#include "llama/plugin_config.h"
 #include "llama/plugin_loader.h"
 #include "minference/method.h"
 
@@ -27,7 +28,7 @@ using Token = std::int32_t;
 
 // How attention is to be computed; the same names and values as the MINFERENCE_* variables.
 struct AttentionOptions {
-  std::string attn = "auto";
+  std::string attn = default_method(false);
   MethodOptions options;
   std::string pattern;  // path, or empty
   std::string precision = "auto";

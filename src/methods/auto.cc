@@ -1,5 +1,5 @@
-// auto: per head and chunk the cheapest columns and runs that hold a share of the attention mass,
-// or exact attention where that is as fast.
+// auto: per chunk the cheapest columns and runs with which a layer's heads hold a share of the
+// attention mass, or exact attention where that is as fast.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -7,12 +7,13 @@
 #include "attention/precision.h"
 #include "attention/visible_keys.h"
 #include "core/stopwatch.h"
+#include "index/allocate.h"
 #include "index/coverage.h"
+#include "index/covering.h"
 #include "methods/cost_model.h"
 #include "methods/head_rules.h"
 #include "methods/method_table.h"
 #include "methods/shared_estimate.h"
-#include "minference/guard.h"
 
 namespace minference {
 namespace {
@@ -20,16 +21,16 @@ namespace {
 // A head that ran dense after an estimate is not estimated again before the prompt is longer by this
 // factor: where nothing is sparse, estimates must not add up.
 constexpr double kDenseBackoff = 1.5;
-// Rows of the check whether an earlier chunk's index still holds, and what it may have lost.
-constexpr std::int64_t kCheckRows = 4;
+// What the index of an earlier chunk may keep less than when it was estimated.
 constexpr double kCheckSlack = 0.05;
-// An index is chosen by the rows that it was estimated from, and holds less of all others' mass: on
-// real prompts about this share of what it leaves out.
-constexpr double kOptimism = 0.25;
+// The power of its loss by which a head's covering is judged.
+constexpr double kLossPower = 3;
+// Of what the longest prompts may lose, in the shortest.
+constexpr double kShortLoss = 0.4;
 
 struct Rule {
-  double coverage = 0;  // that is asked for
-  double aim = 0;       // of the sampled rows' mass
+  double coverage = 0;
+  double long_keys = 0;
   std::int64_t rows = 0;
   std::int64_t min_keys = 0;
   std::int64_t share_rows = 0;
@@ -37,11 +38,17 @@ struct Rule {
 
   explicit Rule(const MethodOptions& options)
       : coverage(options.at("coverage")),
-        aim(coverage + kOptimism * coverage * (1 - coverage)),
+        long_keys(options.at("long_keys")),
         rows(whole_option(options, "estimate_rows")),
         min_keys(whole_option(options, "min_keys")),
         share_rows(whole_option(options, "share_rows")),
         max_cost(options.at("max_cost")) {}
+
+  // Share of the sampled rows' mass that heads may lose in the mean. Where prompts are short attention
+  // takes a small part of the time, and every key counts for more.
+  double loss(std::int64_t kv_len) const {
+    return (1 - coverage) * std::clamp(static_cast<double>(kv_len) / long_keys, kShortLoss, 1.0);
+  }
 };
 
 // Mean number of keys that a row of the chunk sees.
@@ -50,6 +57,17 @@ double mean_keys(const SequenceGeometry& geometry) {
              ? static_cast<double>(geometry.pairs()) / static_cast<double>(geometry.q_len)
              : 0.0;
 }
+
+// A head with its estimate, until the heads of its sequence have shared what they may lose.
+struct Candidate {
+  MassTable table;
+  std::vector<Covering> coverings;
+
+  // Behind the last covering stands exact attention.
+  double loss(std::int64_t offer) const {
+    return offer < static_cast<std::int64_t>(coverings.size()) ? 1 - coverings[offer].share : 0.0;
+  }
+};
 
 class IndexBuilder {
  public:
@@ -60,25 +78,31 @@ class IndexBuilder {
         rule_(rule),
         state_(state),
         index_(dense_method().build_index(input, params, {}, {})),
-        wanted_(index_.heads.size(), 0) {
+        wanted_(index_.heads.size(), 0),
+        known_(index_.heads.size()),
+        candidates_(index_.heads.size()) {
     fit_state(state, index_);
     for (std::int64_t b = 0; b < index_.batch; ++b) geometry_.emplace_back(input, params, b);
   }
 
   SparseIndex build() {
     for (std::int64_t b = 0; b < index_.batch; ++b) plan_sequence(b);
-    drop_what_no_longer_holds();
     if (std::find(wanted_.begin(), wanted_.end(), 1) != wanted_.end()) {
       costs_ = cost_model(choose_isa(allows_bf16(input_, params_)), input_.k.dim(), input_.v.dim(),
                           params_.threads);
-      estimate_coverage(input_, params_, rule_.rows, wanted_,
-                        [this](const MassTable& table) { take(table); });
+      // Each head has an entry of its own in what this writes.
+      const auto keep = [this](const MassTable& table) {
+        candidates_[table.b * index_.q_heads + table.h] = {
+            table, coverings(table, {costs_.run_key, costs_.column_key})};
+      };
+      estimate_coverage(input_, params_, rule_.rows, wanted_, keep, known_);
+      for (std::int64_t b = 0; b < index_.batch; ++b) choose(b);
     }
     return std::move(index_);
   }
 
  private:
-  // Which heads run dense, are estimated, or keep the index of an earlier chunk.
+  // Which heads run dense, are estimated, or keep the index of an earlier chunk if it still holds.
   void plan_sequence(std::int64_t b) {
     const SequenceGeometry& geometry = geometry_[b];
     if (geometry.q_len == 0) return;
@@ -87,10 +111,13 @@ class IndexBuilder {
     state_.kv_lens[b] = geometry.kv_len;
     if (mean_keys(geometry) < static_cast<double>(rule_.min_keys)) return;
     for (std::int64_t i = b * index_.q_heads; i < (b + 1) * index_.q_heads; ++i) {
+      const HeadIndex& remembered = state_.index.heads[i];
       if (geometry.kv_len >= state_.next_estimate[i]) {
         wanted_[i] = 1;
-      } else {
-        index_.heads[i] = state_.index.heads[i];
+      } else if (remembered.kind != HeadIndex::Kind::kDense) {
+        wanted_[i] = 1;
+        known_[i] = {&remembered, state_.kept_share[i] - kCheckSlack};
+        index_.heads[i] = remembered;
       }
     }
   }
@@ -102,31 +129,52 @@ class IndexBuilder {
     }
   }
 
-  void drop_what_no_longer_holds() {
-    const bool shared = std::any_of(index_.heads.begin(), index_.heads.end(), [](const auto& head) {
-      return head.kind != HeadIndex::Kind::kDense;
-    });
-    if (!shared) return;
-    const std::vector<double> recall = mass_recall(input_, params_, index_, kCheckRows);
-    for (std::size_t i = 0; i < recall.size(); ++i) {
-      if (recall[i] >= rule_.coverage - kCheckSlack) continue;
-      index_.heads[i] = {};
-      wanted_[i] = 1;
+  // The estimated heads of a sequence share what they may lose: steps to dearer coverings are taken,
+  // those that spare most for their cost first, until the mean loss is allowed. What is spared is a
+  // power of the loss, so that heads whose mass is cheap to hold lose less and none loses all.
+  void choose(std::int64_t b) {
+    const double keys = mean_keys(geometry_[b]);
+    const double dense = rule_.max_cost * costs_.dense(keys);
+    std::vector<std::int64_t> heads;
+    std::vector<std::vector<Offer>> offers;
+    for (std::int64_t i = b * index_.q_heads; i < (b + 1) * index_.q_heads; ++i) {
+      if (candidates_[i].coverings.empty()) continue;
+      heads.push_back(i);
+      std::vector<Offer>& own = offers.emplace_back();
+      for (const Covering& covering : candidates_[i].coverings) {
+        own.push_back({costs_.sparse(covering.run_keys, covering.column_keys),
+                       -std::pow(1 - covering.share, kLossPower)});
+      }
+      own.push_back({dense, 0.0});
     }
+    const Ascent all = ascent(offers);
+    std::vector<std::int64_t> chosen = all.start;
+    const auto loss = [&](std::size_t h, std::int64_t offer) {
+      return candidates_[heads[h]].loss(offer);
+    };
+    double lost = 0;
+    for (std::size_t h = 0; h < heads.size(); ++h) lost += loss(h, chosen[h]);
+    const double allowed = rule_.loss(geometry_[b].kv_len) * static_cast<double>(heads.size());
+    for (const Step& step : all.steps) {
+      if (lost <= allowed) break;
+      lost -= loss(step.head, chosen[step.head]) - loss(step.head, step.offer);
+      chosen[step.head] = step.offer;
+    }
+    for (std::size_t h = 0; h < heads.size(); ++h) take(heads[h], chosen[h]);
   }
 
-  // Each head has entries of its own in what this writes.
-  void take(const MassTable& table) {
-    const std::int64_t i = table.b * index_.q_heads + table.h;
-    const Covering covering = cover(table, rule_.aim, {costs_.run_key, costs_.column_key});
-    const double sparse = costs_.sparse(covering.run_keys, covering.column_keys);
-    const double dense = costs_.dense(mean_keys(geometry_[table.b]));
-    if (sparse < rule_.max_cost * dense) {
-      index_.heads[i] = covering.head(table);
-      state_.next_estimate[i] = table.kv_len + rule_.share_rows;
+  // The covering with that number, or exact attention behind the last one.
+  void take(std::int64_t i, std::int64_t offer) {
+    const Candidate& candidate = candidates_[i];
+    const std::int64_t kv_len = candidate.table.kv_len;
+    if (offer < static_cast<std::int64_t>(candidate.coverings.size())) {
+      index_.heads[i] = candidate.coverings[offer].head(candidate.table);
+      state_.kept_share[i] = 1 - candidate.loss(offer);
+      state_.next_estimate[i] = kv_len + rule_.share_rows;
     } else {
+      index_.heads[i] = {};
       state_.next_estimate[i] =
-          static_cast<std::int64_t>(std::ceil(static_cast<double>(table.kv_len) * kDenseBackoff));
+          static_cast<std::int64_t>(std::ceil(static_cast<double>(kv_len) * kDenseBackoff));
     }
     state_.index.heads[i] = index_.heads[i];
   }
@@ -136,7 +184,9 @@ class IndexBuilder {
   const Rule& rule_;
   MethodState& state_;
   SparseIndex index_;
-  std::vector<std::uint8_t> wanted_;  // heads that are estimated
+  std::vector<std::uint8_t> wanted_;  // heads that are estimated, unless what is known holds
+  std::vector<KnownIndex> known_;
+  std::vector<Candidate> candidates_;  // the estimated heads'
   std::vector<SequenceGeometry> geometry_;
   CostModel costs_;
 };
@@ -145,14 +195,19 @@ class AutoMethod final : public Method {
  public:
   const char* name() const override { return "auto"; }
   const char* summary() const override {
-    return "per head the cheapest columns and runs that hold a share of the mass, dense where that "
-           "is as fast";
+    return "the cheapest columns and runs with which a layer's heads hold a share of the mass, "
+           "dense where that is as fast";
   }
   std::vector<MethodOption> options() const override {
     return {
         {"coverage",
-         "share of the attention mass beyond the first 4 keys (sinks) that every head keeps", 0.95,
-         0, 1, false},
+         "share of the attention mass beyond the first 4 keys (sinks) that a layer's heads keep in "
+         "the mean",
+         0.95, 0, 1, false},
+        {"long_keys",
+         "keys of a prompt from which on heads lose as much as coverage lets them; before it less, "
+         "in proportion, but no less than 0.4 of it",
+         20480, 1, kMaxCount, true},
         {"estimate_rows", "query rows per chunk that are looked at", 48, 1, 64, true},
         {"min_keys", "rows that see fewer keys on average run dense", 1024, 0, kMaxCount, true},
         {"share_rows",

@@ -24,6 +24,7 @@ void fit_state(MethodState& state, const SparseIndex& index) {
     state.index.heads.assign(index.heads.size(), {});
     state.kv_lens.assign(index.batch, 0);
     state.next_estimate.assign(index.heads.size(), 0);
+    state.kept_share.assign(index.heads.size(), 0);
   }
   if (state.index.batch != index.batch || state.index.q_heads != index.q_heads) {
     throw InvalidArgument("the state is of " + std::to_string(state.index.batch) +

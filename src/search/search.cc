@@ -7,8 +7,8 @@
 
 #include "attention/validate.h"
 #include "attention/visible_keys.h"
+#include "index/allocate.h"
 #include "minference/error.h"
-#include "search/allocate.h"
 #include "search/candidates.h"
 #include "search/chunk_scores.h"
 

@@ -91,6 +91,31 @@ TEST_F(Explain, ShowsTheHeadsThatWereAskedFor) {
   EXPECT_TRUE(fs::exists(folder_ / "mine.txt"));
 }
 
+// The whole prompt one picture: what its lines lie on is kept, and the report says what was visual.
+TEST_F(Explain, SegmentsReachTheMethod) {
+  const auto kept = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"explain",    "-m",
+                                          cli_model(),  "-f",
+                                          prompt_,      "-t",
+                                          "2",          "--no-chat",
+                                          "--attn",     "mminference",
+                                          "--attn-opt", "kind=3,vertical_size=40,slash_size=100",
+                                          "-o",         folder_.string(),
+                                          "--json",     "--force",
+                                          "--heads",    "0:0",
+                                          "--ubatch",   "512"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProcessResult result = run_cli(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(read("report.json"))["kept_fraction"].get<double>();
+  };
+  const double text = kept({});
+  const std::string visual = "20:500:visual,500:600:text,600:1000:visual:100";
+  EXPECT_GT(kept({"--segments", visual}), text);
+  EXPECT_NE(read("index.html").find("segments 20:500:visual, 500:600:text"), std::string::npos);
+  EXPECT_NE(read("report.json").find("600:1000:visual:100"), std::string::npos);
+}
+
 TEST_F(Explain, HelpHasExamples) {
   const ProcessResult help = run_cli({"explain", "--help"});
   EXPECT_EQ(help.exit_code, 0);

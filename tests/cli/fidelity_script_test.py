@@ -1,4 +1,4 @@
-"""bench/fidelity.py: its rules for prompts and scores, a small bench from end to end, what it refuses.
+"""bench/fidelity.py: its rules for prompts and scores, a small bench end to end, what it refuses.
 
 Usage: fidelity_script_test.py SOURCE_DIR BIN_DIR
 """
@@ -21,8 +21,9 @@ import fidelity  # noqa: E402
 class Rules(unittest.TestCase):
     def test_methods(self):
         self.assertEqual(fidelity.parse_methods("a,dense,a,b:x=1"), ["dense", "a", "b:x=1"])
-        self.assertEqual(fidelity.method_arguments("m:x=1:pattern=p.json:y=2"),
-                         ["--attn", "m", "--attn-opt", "x=1", "--pattern", "p.json", "--attn-opt", "y=2"])
+        self.assertEqual(
+            fidelity.method_arguments("m:x=1:pattern=p.json:y=2"),
+            ["--attn", "m", "--attn-opt", "x=1", "--pattern", "p.json", "--attn-opt", "y=2"])
 
     def test_texts_are_cut_between_words(self):
         self.assertEqual(fidelity.cut_at_word("one two three", 9), "one two")
@@ -60,8 +61,10 @@ class Rules(unittest.TestCase):
     def test_rows_with_failed_cells_keep_the_rest(self):
         answers = {"prompts": [{"answer_tokens": [1], "ttft_seconds": 2.0, "kept_fraction": 0.5}]}
         dense = {"answers": answers, "perplexity": {"error": "no"}}
-        row = fidelity.summarize(64, "m", {"answers": answers, "perplexity": {"error": "broken"}}, dense)
-        self.assertEqual((row["error"], row["exact_share"], row["ttft_seconds"]), ("broken", 1, 2.0))
+        cells = {"answers": answers, "perplexity": {"error": "broken"}}
+        row = fidelity.summarize(64, "m", cells, dense)
+        self.assertEqual((row["error"], row["exact_share"], row["ttft_seconds"]),
+                         ("broken", 1, 2.0))
         table = fidelity.markdown([row])
         self.assertIn("`m` failed: broken", table)
         self.assertEqual(len({len(line) for line in table.splitlines()[:3]}), 1)
@@ -73,10 +76,11 @@ class Script(unittest.TestCase):
         self.report = self.folder / "report.json"
 
     def run_script(self, *arguments):
-        command = [sys.executable, str(SOURCE_DIR / "bench/fidelity.py"), "-m", str(MODEL), "--text",
-                   str(SOURCE_DIR / "models/text/othello_gut.txt"), "--bin-dir", str(BIN_DIR), "-t", "2",
-                   "--last", "64", "--windows", "2", "--prompts", "1", "--answer", "4", "--depths", "50",
-                   "--json", str(self.report), *arguments]
+        command = [
+            sys.executable, str(SOURCE_DIR / "bench/fidelity.py"), "-m", str(MODEL),
+            "--text", str(SOURCE_DIR / "models/text/othello_gut.txt"), "--bin-dir", str(BIN_DIR),
+            "-t", "2", "--last", "64", "--windows", "2", "--prompts", "1", "--answer", "4",
+            "--depths", "50", "--json", str(self.report), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def test_a_small_bench_and_its_continuation(self):
@@ -87,7 +91,8 @@ class Script(unittest.TestCase):
         report = json.loads(self.report.read_text(encoding="utf-8"))
         dense, other = report["rows"]
         self.assertEqual((dense["attention"], other["attention"]), ("dense", near))
-        self.assertEqual((dense["perplexity_change"], dense["leading_share"], dense["needle_score"]), (0, 1, 1))
+        self.assertEqual(
+            (dense["perplexity_change"], dense["leading_share"], dense["needle_score"]), (0, 1, 1))
         self.assertLess(other["kept_fraction"], 0.7)
         self.assertLess(other["mass_recall"], 1.0)
         self.assertEqual(report["machine"]["threads"], 2)
@@ -99,7 +104,8 @@ class Script(unittest.TestCase):
         self.assertIn("perplexity change %", lines[0])
         self.assertIn(near, lines[3])
 
-        result = self.run_script("--tokens", "768", "--attn", f"{near},stock", "--parts", "needles", "--resume")
+        result = self.run_script("--tokens", "768", "--attn", f"{near},stock", "--parts", "needles",
+                                 "--resume")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(result.stderr.count(": done"), 1)  # stock's needles
         again = json.loads(self.report.read_text(encoding="utf-8"))
@@ -110,17 +116,19 @@ class Script(unittest.TestCase):
         self.assertIn("measured with windows 2, not 1", result.stderr)
 
     def test_refusals(self):
-        for arguments, words in {("--attn", "no_such_method"): "unknown method 'no_such_method', expected one of",
-                                 ("--attn", "a_shape:x=1"): "valid options: n_init, n_local",
-                                 ("--attn", "minference:pattern=/no/such"): "/no/such",
-                                 ("--tokens", "16k"): "to 8192",
-                                 ("--tokens", "x"): "'x' is not a length",
-                                 ("--depths", "101"): "0 to 100",
-                                 ("--windows", "0"): "from 1",
-                                 ("--parts", "x"): "perplexity, answers, needles",
-                                 ("--text", "/no/such"): "/no/such",
-                                 ("-m", "/no/such.gguf"): "/no/such.gguf",
-                                 ("--json", "/no/such/report.json"): "/no/such"}.items():
+        for arguments, words in {
+            ("--attn", "no_such_method"): "unknown method 'no_such_method', expected one of",
+            ("--attn", "a_shape:x=1"): "valid options: n_init, n_local",
+            ("--attn", "minference:pattern=/no/such"): "/no/such",
+            ("--tokens", "16k"): "to 8192",
+            ("--tokens", "x"): "'x' is not a length",
+            ("--depths", "101"): "0 to 100",
+            ("--windows", "0"): "from 1",
+            ("--parts", "x"): "perplexity, answers, needles",
+            ("--text", "/no/such"): "/no/such",
+            ("-m", "/no/such.gguf"): "/no/such.gguf",
+            ("--json", "/no/such/report.json"): "/no/such"
+        }.items():
             result = self.run_script("--parts", "needles", "--tokens", "512", *arguments)
             self.assertEqual(result.returncode, 2, arguments)
             self.assertIn(words, result.stderr)

@@ -20,10 +20,13 @@ import json, sys
 words = sys.argv[1:]
 option = dict(zip(words[::2], words[1::2]))
 assert set(option) == {"--model", "--prompt-file", "--tokens", "--threads", "--mode"}, option
-print(json.dumps({"peer": "works", "version": "1", "mode": option["--mode"], "tokens": int(option["--tokens"]),
+print(json.dumps({"peer": "works", "version": "1", "mode": option["--mode"],
+                  "tokens": int(option["--tokens"]),
                   "ttft_seconds": 0.5, "answer_tokens": [1, 2], "peak_mib": 10.0}))
 """,
-    "missing": "import sys\nprint('missing is not installed: pip install it', file=sys.stderr)\nsys.exit(3)\n",
+    "missing": ("import sys\n"
+                "print('missing is not installed: pip install it', file=sys.stderr)\n"
+                "sys.exit(3)\n"),
     "breaks": "import sys\nprint('out of luck', file=sys.stderr)\nsys.exit(1)\n",
     "babbles": "print('{')\n",
     "forgets": "print('{\"version\": \"1\"}')\n",
@@ -40,18 +43,21 @@ class TtftScript(unittest.TestCase):
             (peers / f"{name}.py").write_text(text, encoding="utf-8")
 
     def run_script(self, *arguments):
-        command = [sys.executable, str(self.folder / "bench/ttft.py"), "-m", str(MODEL),
-                   "--text", str(SOURCE_DIR / "models/text/othello_gut.txt"), "--bin-dir", str(BIN_DIR),
-                   "-t", "2", *arguments]
+        command = [
+            sys.executable, str(self.folder / "bench/ttft.py"), "-m", str(MODEL),
+            "--text", str(SOURCE_DIR / "models/text/othello_gut.txt"), "--bin-dir", str(BIN_DIR),
+            "-t", "2", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def test_peers_follow_the_methods_of_each_length(self):
         path = self.folder / "report.json"
-        result = self.run_script("--tokens", "128,256", "--attn", "stock,dense", "--json", str(path),
-                                 "--peers", "works:fast,missing", "--peer-python", f"works={sys.executable}")
+        result = self.run_script("--tokens", "128,256", "--attn", "stock,dense", "--json",
+                                 str(path), "--peers", "works:fast,missing", "--peer-python",
+                                 f"works={sys.executable}")
         self.assertEqual(result.returncode, 0, result.stderr)
         # Once, although there are two lengths.
-        self.assertEqual(result.stderr, "missing: left out: missing is not installed: pip install it\n")
+        self.assertEqual(result.stderr,
+                         "missing: left out: missing is not installed: pip install it\n")
         report = json.loads(path.read_text(encoding="utf-8"))
         self.assertEqual([(row["tokens"], row["attention"]) for row in report["rows"]],
                          [(128, "stock"), (128, "dense"), (128, "works:fast"),
@@ -66,7 +72,8 @@ class TtftScript(unittest.TestCase):
         self.assertIn("works:fast", lines[3])
 
     def test_failing_peers_are_rows_that_say_why(self):
-        result = self.run_script("--tokens", "128", "--attn", "dense", "--peers", "breaks,babbles,forgets")
+        result = self.run_script("--tokens", "128", "--attn", "dense", "--peers",
+                                 "breaks,babbles,forgets")
         self.assertEqual(result.returncode, 1)
         self.assertIn("failed: out of luck", result.stdout)
         self.assertEqual(result.stdout.count("failed: "), 3)
@@ -74,7 +81,8 @@ class TtftScript(unittest.TestCase):
     def test_refusals(self):
         result = self.run_script("--peers", "no_such_peer")
         self.assertEqual(result.returncode, 2)
-        self.assertIn("unknown peer 'no_such_peer', expected one of: babbles, breaks", result.stderr)
+        self.assertIn("unknown peer 'no_such_peer', expected one of: babbles, breaks",
+                      result.stderr)
         for arguments, words in {("--tokens", "0"): "'0' is not a length",
                                  ("--tokens", "1e3"): "'1e3' is not a length",
                                  ("--tokens", "16k"): "8192",

@@ -55,6 +55,18 @@ TEST(HostileExplain, NothingIsLeftOfAFailure) {
   EXPECT_TRUE(fs::is_empty(folder));
 }
 
+TEST(HostileExplain, Segments) {
+  const std::string folder = folder_of_its_own();
+  const auto with = [&](const std::string& segments, const std::string& attn = "mminference") {
+    return explain({"-f", long_enough(), "-o", folder, "--attn", attn, "--segments", segments});
+  };
+  expect_refused(with("5:video"), {"'5:video'", "begin:end:visual"});
+  expect_refused(with("0:100000:visual"), {"100000"});
+  expect_refused(with("10:50:visual,40:60:visual"), {"40"});
+  expect_refused(with("10:50:visual", "auto"), {"mminference", "auto"});
+  EXPECT_TRUE(fs::is_empty(folder));
+}
+
 TEST(HostileExplain, Heads) {
   const std::string folder = folder_of_its_own();
   const auto with = [&](const std::string& heads) {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "index/allocate.h"
 #include "minference/error.h"
-#include "search/allocate.h"
 #include "search/candidates.h"
 
 namespace minference {

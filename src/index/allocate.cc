@@ -1,4 +1,4 @@
-#include "search/allocate.h"
+#include "index/allocate.h"
 
 #include <algorithm>
 
@@ -30,36 +30,34 @@ std::vector<std::int64_t> hull(std::span<const Offer> offers) {
   return kept;
 }
 
-struct Step {
-  double slope = 0;
-  double cost = 0;
-  std::size_t head = 0;
-  std::int64_t offer = 0;
-};
-
 }  // namespace
 
-std::vector<std::int64_t> share_budget(std::span<const std::vector<Offer>> heads, double budget) {
-  std::vector<std::int64_t> chosen(heads.size());
-  std::vector<Step> steps;
-  double spent = 0;
+Ascent ascent(std::span<const std::vector<Offer>> heads) {
+  Ascent all;
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const std::vector<std::int64_t> kept = hull(heads[h]);
-    chosen[h] = kept.front();
-    spent += heads[h][kept.front()].cost;
+    all.start.push_back(kept.front());
     for (std::size_t i = 1; i < kept.size(); ++i) {
       const Offer& from = heads[h][kept[i - 1]];
       const Offer& to = heads[h][kept[i]];
       const double cost = to.cost - from.cost;
-      steps.push_back({(to.value - from.value) / cost, cost, h, kept[i]});
+      all.steps.push_back({(to.value - from.value) / cost, cost, h, kept[i]});
     }
   }
-  if (spent > budget) return {};
   // Along one hull slopes fall, so the steps of a head stay in order.
-  std::stable_sort(steps.begin(), steps.end(),
+  std::stable_sort(all.steps.begin(), all.steps.end(),
                    [](const Step& a, const Step& b) { return a.slope > b.slope; });
+  return all;
+}
+
+std::vector<std::int64_t> share_budget(std::span<const std::vector<Offer>> heads, double budget) {
+  const Ascent all = ascent(heads);
+  std::vector<std::int64_t> chosen = all.start;
+  double spent = 0;
+  for (std::size_t h = 0; h < heads.size(); ++h) spent += heads[h][chosen[h]].cost;
+  if (spent > budget) return {};
   std::vector<std::uint8_t> stopped(heads.size(), 0);
-  for (const Step& step : steps) {
+  for (const Step& step : all.steps) {
     if (stopped[step.head] != 0) continue;
     if (spent + step.cost > budget) {
       stopped[step.head] = 1;
