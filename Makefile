@@ -3,13 +3,15 @@
 PRESET ?= release
 NPROC  ?= $(shell nproc 2>/dev/null || echo 2)
 BUILD  := build/$(PRESET)
+PYTHON ?= python3
+VENV   := build/python/venv
 
 cmake_build := cmake --build $(BUILD) --parallel $(NPROC) --target
 
 sources := $(shell find include src tests bench -name '*.h' -o -name '*.cc' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build tools models bench-models demo test check-sanitizers \
+.PHONY: help deps configure build tools python models bench-models demo test check-sanitizers \
         check-aarch64 bench format lint clean
 
 help: ## print this list
@@ -30,6 +32,15 @@ build: configure ## build the library, the command line and the llama.cpp plug-i
 tools: configure ## build llama.cpp's own tools as well: llama-server, -cli, -bench, -perplexity, -quantize
 	$(cmake_build) tools
 
+# The wheel as `pip install .` makes it, in an environment with what the tests need (torch is large).
+python: deps ## build the Python package and install it, with torch and transformers, into build/python/venv
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -r tests/python/requirements.txt
+	rm -rf build/python/wheel
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/python/wheel \
+	  -C cmake.define.MINFERENCE_WERROR=$(if $(CI),ON,OFF) .
+	$(VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall build/python/wheel/minference-*.whl
+
 models: deps ## fetch the small model and the text into models/
 	scripts/fetch.py models
 	scripts/fetch.py text
@@ -40,7 +51,7 @@ bench-models: models ## fetch the larger model for long prompts into models/
 demo: build models ## one 8k-token prompt through stock llama.cpp, our attention, our products too, our sparse attention
 	python3 scripts/demo.py --bin-dir $(BUILD)/bin
 
-test: configure models ## build everything and run every test
+test: configure models python ## build everything and run every test
 	cmake --build $(BUILD) --parallel $(NPROC)
 	ctest --preset $(PRESET) --parallel $(NPROC)
 

@@ -28,6 +28,11 @@ for package in $packages; do
 done
 # Any pip of the python3 in use will do, packaged or not.
 python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+# So will its own headers and its own venv, for the Python package.
+python3 -c 'import os, sysconfig, sys
+sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null ||
+  missing="$missing python3-dev"
+python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 
 [ -n "$missing" ] || exit 0
 

@@ -1,0 +1,73 @@
+// Tensors that Python hands over through DLPack or the buffer protocol, as TensorViews: no copies.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "minference/tensor.h"
+
+namespace minference::python {
+
+enum class Access : std::uint8_t { kRead, kWrite };
+
+// Where the data of a tensor lies.
+struct Device {
+  int type = 0;  // DLPack's number
+  int id = 0;
+
+  bool operator==(const Device&) const = default;
+};
+
+// "cpu", "cuda:0", ...
+std::string device_name(const Device& device);
+
+// A tensor argument of a call. Keeps the producer's memory alive as long as it lives; the GIL is
+// needed to make and to destroy one.
+class TensorArgument {
+ public:
+  // Throws InvalidArgument, naming the argument `name`, unless `object` is a 4-d tensor of a dtype
+  // that the library has, and writable for Access::kWrite.
+  TensorArgument(const char* name, nanobind::handle object, Access access);
+
+  const TensorView& view() const { return view_; }
+  const Device& device() const { return device_; }
+
+ private:
+  std::variant<nanobind::ndarray<nanobind::ro>, nanobind::ndarray<>> array_;
+  TensorView view_;
+  Device device_;
+};
+
+// Visibility of a mask [batch or 1, q_tokens, kv_tokens] of bool, packed to one bit a key as
+// VisibilityMask has it.
+struct PackedMask {
+  std::vector<std::uint64_t> words;
+  std::int64_t row_stride = 0;
+  std::int64_t sequence_stride = 0;  // 0: all sequences share one mask
+};
+
+// Throws InvalidArgument unless `object` is such a mask on the CPU.
+PackedMask pack_mask(nanobind::handle object, std::int64_t batch, std::int64_t q_tokens,
+                     std::int64_t kv_tokens);
+
+// Numbers of a list, or of a 1-d array of any integer or floating-point type on the CPU; None gives
+// none. Throws InvalidArgument naming the argument `name`.
+std::vector<std::int64_t> integers(const char* name, nanobind::handle object);
+std::vector<float> floats(const char* name, nanobind::handle object);
+
+// A block table [batch, pages_per_sequence].
+struct BlockTable {
+  std::vector<std::int32_t> pages;
+  std::int64_t pages_per_sequence = 0;
+};
+
+// Throws InvalidArgument unless `object` is a 2-d array of integers on the CPU, or None: no pages.
+BlockTable block_table(nanobind::handle object, std::int64_t batch);
+
+}  // namespace minference::python

@@ -1,0 +1,172 @@
+"""Results of attention() for torch tensors, and the operator torch.ops.minference.attention behind it
+that torch.compile and torch.export can trace."""
+
+from typing import List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import _core
+
+_NO_GRADIENT = (
+    "q, k or v requires a gradient, which minference does not compute; legal: a call under "
+    "torch.no_grad() or torch.inference_mode(), or detached tensors"
+)
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_traced(q):
+    """Whether the call is recorded rather than computed, or the tensor has no memory of its own."""
+    return torch.compiler.is_compiling() or type(q) not in _PLAIN
+
+
+def threads(asked):
+    return torch.get_num_threads() if asked is None else asked
+
+
+def begin(q, k, v, sinks, out, q_lens, return_lse):
+    """(q, k, v), sinks, and the tensors to write to: out, and lse or None."""
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        if torch.is_grad_enabled():
+            raise ValueError(_NO_GRADIENT)
+        q, k, v = q.detach(), k.detach(), v.detach()
+    if isinstance(sinks, Tensor):
+        sinks = sinks.detach()
+    shape = q.shape[:3]
+    if out is None:
+        out = _new(q, (*shape, v.shape[-1]), q.dtype, q_lens, 0.0)
+    lse = _new(q, (*shape, 1), torch.float32, q_lens, -torch.inf) if return_lse else None
+    return (q, k, v), sinks, out, lse
+
+
+def end(q, out, lse, is_new):
+    """What attention() returns."""
+    return out if lse is None else (out, lse[..., 0])
+
+
+def heads_first_output(query, value):
+    """A new tensor [batch, heads, tokens, v_head_dim]."""
+    return query.new_empty((*query.shape[:3], value.shape[-1]))
+
+
+def _new(like, shape, dtype, q_lens, fill):
+    """A tensor for results; filled where the call does not write every row."""
+    if q_lens is None:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    return torch.full(shape, fill, dtype=dtype, device=like.device)
+
+
+def copy_to(out, results):
+    """`results` of traced_attention() with the first of them in `out`."""
+    if isinstance(results, tuple):
+        return out.copy_(results[0]), results[1]
+    return out.copy_(results)
+
+
+def traced_attention(
+    q, k, v, method, options, scale, causal, sliding_window, soft_cap, sinks, q_lens, kv_lens,
+    block_table, mask, layer, patterns, guard, rows_after, precision, threads, return_lse,
+):  # fmt: skip
+    """attention() through the operator."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise ValueError(_NO_GRADIENT)
+    options = {name: value for name, value in options.items() if value is not None}
+    if guard is None or isinstance(guard, str):
+        guard_mode, guard_rows, min_recall = guard or "off", _DEFAULT_ROWS, _DEFAULT_RECALL
+    else:
+        guard_mode, guard_rows, min_recall = guard.mode, guard.rows, guard.min_recall
+    out, lse = torch.ops.minference.attention(
+        q, k, v, method, ",".join(options), [float(value) for value in options.values()],
+        float(scale), causal, sliding_window, float(soft_cap), _tensor(sinks, torch.float32),
+        _tensor(q_lens, torch.int64), _tensor(kv_lens, torch.int64), block_table, mask, layer,
+        "" if patterns is None else _text(patterns), guard_mode, guard_rows, min_recall,
+        _tensor(rows_after, torch.int64), precision, -1 if threads is None else threads, return_lse,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def _text(patterns):
+    return patterns.to_json()
+
+
+# What torch.compiler.assume_constant_result() does, without its import of the compiler (0.8 s).
+_text._dynamo_marked_constant = True
+
+
+_DEFAULT_ROWS = _core.Guard().rows
+_DEFAULT_RECALL = _core.Guard().min_recall
+
+
+def _tensor(numbers, dtype):
+    if numbers is None or isinstance(numbers, Tensor):
+        return numbers
+    return torch.tensor(numbers, dtype=dtype)
+
+
+@torch.library.custom_op("minference::attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    method: str,
+    option_names: str,
+    option_values: List[float],
+    scale: float,
+    causal: bool,
+    sliding_window: int,
+    soft_cap: float,
+    sinks: Optional[Tensor],
+    q_lens: Optional[Tensor],
+    kv_lens: Optional[Tensor],
+    block_table: Optional[Tensor],
+    mask: Optional[Tensor],
+    layer: int,
+    patterns: str,
+    guard_mode: str,
+    guard_rows: int,
+    min_recall: float,
+    rows_after: Optional[Tensor],
+    precision: str,
+    thread_count: int,
+    return_lse: bool,
+) -> Tuple[Tensor, Tensor]:
+    """minference.attention() as an operator: (out, lse); lse is empty unless asked for.
+
+    option_names: separated by commas, one a value. patterns: JSON text, or "". thread_count: -1 for
+    torch.get_num_threads().
+    """
+    options = dict(zip(option_names.split(","), option_values)) if option_values else {}
+    with torch.no_grad():
+        sources, sinks, out, lse = begin(q, k, v, sinks, None, q_lens, return_lse)
+    _core.attend_method(
+        *sources, out, lse, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
+        causal, sliding_window, soft_cap, precision,
+        threads(None if thread_count < 0 else thread_count), layer, _parsed(patterns), None,
+        _core.Guard(guard_mode, guard_rows, min_recall), rows_after, None,
+    )  # fmt: skip
+    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse[..., 0].contiguous()
+
+
+@_attention.register_fake
+def _fake_attention(q, k, v, *arguments):
+    return_lse = arguments[-1]
+    shape = q.shape[:3]
+    lse = q.new_empty(shape if return_lse else 0, dtype=torch.float32)
+    return q.new_empty((*shape, v.shape[-1])), lse
+
+
+def _refuse_gradient(context, *gradients):
+    raise NotImplementedError(_NO_GRADIENT)
+
+
+_attention.register_autograd(_refuse_gradient)
+
+_parsed_patterns = {}  # JSON text -> PatternFile; programs have a few
+
+
+def _parsed(text):
+    if not text:
+        return None
+    if text not in _parsed_patterns:
+        _parsed_patterns[text] = _core.PatternFile.parse(text, "patterns")
+    return _parsed_patterns[text]
