@@ -32,7 +32,8 @@ AttentionArguments read_arguments(nb::handle q, nb::handle k, nb::handle v, nb::
                                   nb::handle kv_lens, nb::handle table, nb::handle sinks,
                                   nb::handle mask, float scale, bool causal,
                                   std::int64_t sliding_window, float soft_cap,
-                                  const std::string& precision, int threads) {
+                                  const std::string& precision, int threads, std::uintptr_t stream,
+                                  bool measure) {
   AttentionArguments arguments(q, k, v);
   require_device(arguments.device());
   arguments.q_lens = integers("q_lens", q_lens);
@@ -40,6 +41,10 @@ AttentionArguments read_arguments(nb::handle q, nb::handle k, nb::handle v, nb::
   arguments.table = block_table(table, arguments.batch());
   arguments.sinks = floats("sinks", sinks);
   if (!mask.is_none()) {
+    if (arguments.q.view().device.kind != minference::Device::Kind::kCpu) {
+      throw Unsupported("a mask works with tensors on cpu only; q lies on " +
+                        device_name(arguments.q.device()));
+    }
     arguments.mask =
         pack_mask(mask, arguments.batch(), arguments.q.view().tokens(), arguments.key_capacity());
   }
@@ -48,7 +53,9 @@ AttentionArguments read_arguments(nb::handle q, nb::handle k, nb::handle v, nb::
                       .sliding_window = sliding_window,
                       .causal = causal,
                       .precision = parse_precision(precision),
-                      .threads = threads};
+                      .threads = threads,
+                      .stream = reinterpret_cast<void*>(stream),
+                      .measure = measure};
   return arguments;
 }
 
@@ -86,7 +93,8 @@ void attend_method(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb:
                    const std::string& method, const nb::dict& options, nb::handle q_lens,
                    nb::handle kv_lens, nb::handle table, nb::handle sinks, nb::handle mask,
                    float scale, bool causal, std::int64_t sliding_window, float soft_cap,
-                   const std::string& precision, int threads, std::int64_t layer,
+                   const std::string& precision, int threads, std::uintptr_t stream, bool measure,
+                   std::int64_t layer,
                    const PatternFile* patterns, SharedMethodState* state, const GuardOptions* guard,
                    nb::handle rows_after,
                    const std::optional<std::vector<std::vector<Segment>>>& segments) {
@@ -94,7 +102,7 @@ void attend_method(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb:
   const MethodOptions chosen_options = read_options(options);
   const AttentionArguments arguments =
       read_arguments(q, k, v, q_lens, kv_lens, table, sinks, mask, scale, causal, sliding_window,
-                     soft_cap, precision, threads);
+                     soft_cap, precision, threads, stream, measure);
   const Results results(out, lse, arguments.q.device());
   const std::vector<std::int64_t> after = integers("rows_after", rows_after);
   std::vector<std::span<const Segment>> spans;
@@ -123,10 +131,10 @@ void attend_index(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::
                   const SparseIndex* index, nb::handle q_lens, nb::handle kv_lens, nb::handle table,
                   nb::handle sinks, nb::handle mask, float scale, bool causal,
                   std::int64_t sliding_window, float soft_cap, const std::string& precision,
-                  int threads) {
+                  int threads, std::uintptr_t stream, bool measure) {
   const AttentionArguments arguments =
       read_arguments(q, k, v, q_lens, kv_lens, table, sinks, mask, scale, causal, sliding_window,
-                     soft_cap, precision, threads);
+                     soft_cap, precision, threads, stream, measure);
   const Results results(out, lse, arguments.q.device());
   Stats stats;
   {
@@ -145,7 +153,8 @@ void bind_attention(nb::module_& module) {
       nb::arg("options"), nb::arg("q_lens").none(), nb::arg("kv_lens").none(),
       nb::arg("block_table").none(), nb::arg("sinks").none(), nb::arg("mask").none(),
       nb::arg("scale"), nb::arg("causal"), nb::arg("sliding_window"), nb::arg("soft_cap"),
-      nb::arg("precision"), nb::arg("threads"), nb::arg("layer"), nb::arg("patterns").none(),
+      nb::arg("precision"), nb::arg("threads"), nb::arg("stream"), nb::arg("measure"),
+      nb::arg("layer"), nb::arg("patterns").none(),
       nb::arg("state").none(), nb::arg("guard").none(), nb::arg("rows_after").none(),
       nb::arg("segments").none(),
       "Attention by a method's name, written into out and lse; minference.attention() is the "
@@ -155,7 +164,7 @@ void bind_attention(nb::module_& module) {
              nb::arg("index").none(), nb::arg("q_lens").none(), nb::arg("kv_lens").none(),
              nb::arg("block_table").none(), nb::arg("sinks").none(), nb::arg("mask").none(),
              nb::arg("scale"), nb::arg("causal"), nb::arg("sliding_window"), nb::arg("soft_cap"),
-             nb::arg("precision"), nb::arg("threads"),
+             nb::arg("precision"), nb::arg("threads"), nb::arg("stream"), nb::arg("measure"),
              "Attention over the keys of an index, exact where it is None.");
 }
 

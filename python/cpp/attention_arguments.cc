@@ -56,9 +56,9 @@ void require_same_device(const char* name, const Device& device, const Device& q
 }
 
 void require_device(const Device& device) {
-  if (device.type != nb::device::cpu::value) {
+  if (device.type != nb::device::cpu::value && device.type != nb::device::cuda::value) {
     throw Unsupported("q lies on " + device_name(device) +
-                      "; this build of minference computes tensors on cpu");
+                      "; minference computes tensors on cpu and cuda");
   }
 }
 

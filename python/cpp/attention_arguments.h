@@ -46,8 +46,7 @@ Precision parse_precision(const std::string& name);
 // Throws InvalidArgument, naming the argument `name`, unless `device` is q's.
 void require_same_device(const char* name, const Device& device, const Device& q);
 
-// The one place that chooses what computes a call: a CUDA tensor will go to the CUDA kernels, on the
-// caller's stream, from here. Throws Unsupported for a device without kernels.
+// Throws Unsupported for a device that the library never computes on.
 void require_device(const Device& device);
 
 }  // namespace minference::python

@@ -180,6 +180,9 @@ TensorArgument::TensorArgument(const char* name, nb::handle object, Access acces
       [&](const auto& array) {
         view_ = view_of(name, array);
         device_ = device_of(array);
+        if (device_.type == nb::device::cuda::value) {
+          view_.device = {minference::Device::Kind::kCuda, device_.id};
+        }
       },
       array_);
 }

@@ -36,6 +36,8 @@ def attention(
     segments: Sequence[Sequence[_core.Segment]] | None = None,
     precision: str = "auto",
     threads: int | None = None,
+    stream: int | None = None,
+    measure: bool = False,
     return_lse: bool = False,
     out: Any = None,
     **method_options: float | None,
@@ -74,6 +76,10 @@ def attention(
         segments: a list of Segment for each sequence: the modalities of the prompt.
         precision: "auto" (bfloat16 products where a tensor has 16 bits), "f32" or "bf16".
         threads: None: of torch tensors torch.get_num_threads(), otherwise OpenMP's default.
+        stream: tensors on a CUDA device: the cudaStream_t to work in, as a number; None: torch's
+            current stream, otherwise the device's default stream. The call returns at once.
+        measure: tensors on a CUDA device: wait for the work, so that last_stats() has pairs and
+            seconds.
         return_lse: also return the natural-log sum of exponentials, [batch, q_tokens, q_heads],
             float32.
         out: tensor [batch, q_tokens, q_heads, v_head_dim] to write to, of any dtype above.
@@ -111,7 +117,8 @@ def attention(
     sources, sinks, target, lse = backend.begin(q, k, v, sinks, out, q_lens, return_lse)
     _core.attend_method(
         *sources, target, lse, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
-        causal, sliding_window or 0, soft_cap or 0.0, precision, backend.threads(threads), layer,
+        causal, sliding_window or 0, soft_cap or 0.0, precision, backend.threads(threads),
+        backend.stream(q) if stream is None else stream, measure, layer,
         patterns, state, guard, rows_after, segments,
     )  # fmt: skip
     return backend.end(q, target, lse, out is None)

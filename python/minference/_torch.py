@@ -24,6 +24,10 @@ def threads(asked):
     return torch.get_num_threads() if asked is None else asked
 
 
+def stream(q):
+    return torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+
+
 def begin(q, k, v, sinks, out, q_lens, return_lse):
     """(q, k, v), sinks, and the tensors to write to: out, and lse or None."""
     if q.requires_grad or k.requires_grad or v.requires_grad:
@@ -31,7 +35,7 @@ def begin(q, k, v, sinks, out, q_lens, return_lse):
             raise ValueError(_NO_GRADIENT)
         q, k, v = q.detach(), k.detach(), v.detach()
     if isinstance(sinks, Tensor):
-        sinks = sinks.detach()
+        sinks = sinks.detach().cpu()
     shape = q.shape[:3]
     if out is None:
         out = _new(q, (*shape, v.shape[-1]), q.dtype, q_lens, 0.0)
@@ -141,7 +145,8 @@ def _attention(
     _core.attend_method(
         *sources, out, lse, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
         causal, sliding_window, soft_cap, precision,
-        threads(None if thread_count < 0 else thread_count), layer, _parsed(patterns), None,
+        threads(None if thread_count < 0 else thread_count), stream(q), False, layer,
+        _parsed(patterns), None,
         _core.Guard(guard_mode, guard_rows, min_recall), rows_after, None,
     )  # fmt: skip
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse[..., 0].contiguous()
