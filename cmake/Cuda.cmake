@@ -40,6 +40,7 @@ add_library(minference_cuda_kernels STATIC
   src/attention/cuda/workspace.cc
   src/index/cuda/block_sparse_index.cc
   src/index/cuda/check_problem.cc
+  src/index/cuda/last_q_plan.cc
   $<TARGET_OBJECTS:minference_cuda_sm90>
   $<TARGET_OBJECTS:minference_cuda_any>)
 set_target_properties(minference_cuda_kernels PROPERTIES

@@ -6,8 +6,7 @@
 // the program or library that this code was linked into, or from the system's library path. Calls are
 // asynchronous, in AttentionParams::stream; memory for the call comes from the device's stream-ordered
 // pool. On Hopper (compute capability 9.0) kernels of its own are used, elsewhere those for 8.0;
-// MINFERENCE_FORCE_CUDA=sm80 uses the latter everywhere. Keys and values that are not finite may
-// reach every row of a row block that sees the 64 keys around them.
+// MINFERENCE_FORCE_CUDA=sm80 uses the latter everywhere.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ class AShapeMethod final : public Method {
             {"n_local", "nearest keys, the row's own included", 3968, 1, kMaxCount, true}};
   }
 
-  bool reads_tensors() const override { return false; }
+  bool reads_tensors(const MethodOptions&, const MethodContext&) const override { return false; }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options, const MethodContext&) const override {

@@ -10,7 +10,7 @@ class DenseMethod final : public Method {
   const char* summary() const override { return "exact attention over every key"; }
   std::vector<MethodOption> options() const override { return {}; }
 
-  bool reads_tensors() const override { return false; }
+  bool reads_tensors(const MethodOptions&, const MethodContext&) const override { return false; }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams&, const MethodOptions&,
                           const MethodContext&) const override {

@@ -19,7 +19,7 @@ class Dilated1Method final : public Method {
             {"stride", "every how many of them are kept", 2, 1, kMaxCount, true}};
   }
 
-  bool reads_tensors() const override { return false; }
+  bool reads_tensors(const MethodOptions&, const MethodContext&) const override { return false; }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options, const MethodContext&) const override {

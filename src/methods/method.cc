@@ -117,6 +117,8 @@ void parse_option(std::string_view text, MethodOptions& options) {
   options[std::string(text.substr(0, equals))] = value;
 }
 
+bool Method::reads_tensors(const MethodOptions&, const MethodContext&) const { return true; }
+
 std::optional<IndexRecipe> Method::recipe(std::int64_t, const MethodOptions&,
                                           const MethodContext&) const {
   return std::nullopt;
@@ -127,7 +129,8 @@ namespace {
 std::string cuda_method_names(std::int64_t q_heads, const MethodContext& context) {
   std::string names;
   for (const Method* method : attention_methods()) {
-    if (method->reads_tensors() && !method->recipe(q_heads, resolve_options(*method, {}), context)) {
+    const MethodOptions options = resolve_options(*method, {});
+    if (method->reads_tensors(options, context) && !method->recipe(q_heads, options, context)) {
       continue;
     }
     names += (names.empty() ? "" : ", ") + std::string(method->name());
@@ -142,11 +145,17 @@ Stats method_on_cuda(const AttentionInput& input, const AttentionParams& params,
     throw Unsupported("the guard and on_index work on the CPU only; tensors are on " +
                       device_name(input.q.device));
   }
-  if (!method.reads_tensors()) {
+  if (!method.reads_tensors(options, context)) {
     const SparseIndex index = method.build_index(input, params, options, context);
     return attention_cuda(input, params, output, &index);
   }
   const auto recipe = method.recipe(input.q.heads(), options, context);
+  if (!recipe && &method == &auto_method()) {
+    // What nobody chose must not fail, and exact attention is never wrong.
+    Stats stats = attention_cuda(input, params, output, nullptr);
+    stats.fallbacks["auto has no CUDA kernels yet, exact attention"] += 1;
+    return stats;
+  }
   if (!recipe) {
     throw Unsupported("method " + std::string(method.name()) + " has no CUDA kernels; those that do: " +
                       cuda_method_names(input.q.heads(), context));

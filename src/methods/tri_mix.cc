@@ -17,6 +17,8 @@ class TriMixMethod final : public Method {
     return options;
   }
 
+  bool reads_tensors(const MethodOptions&, const MethodContext&) const override { return false; }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {

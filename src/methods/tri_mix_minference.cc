@@ -21,17 +21,27 @@ class TriMixMInferenceMethod final : public Method {
     return options;
   }
 
+  bool reads_tensors(const MethodOptions& options, const MethodContext& context) const override {
+    return context.layer < whole_option(options, "starting_layer");
+  }
+  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+                                    const MethodContext& context) const override {
+    return minference_method().recipe(q_heads, of_minference(options), context);
+  }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {
     if (context.layer >= whole_option(options, "starting_layer")) {
       return build_triangle(input, params, options, context);
     }
-    const Method& minference = minference_method();
-    return minference.build_index(
-        input, params,
-        resolve_options(minference, {{"minference_ratio", options.at("minference_ratio")}}),
-        context);
+    return minference_method().build_index(input, params, of_minference(options), context);
+  }
+
+ private:
+  static MethodOptions of_minference(const MethodOptions& options) {
+    return resolve_options(minference_method(),
+                           {{"minference_ratio", options.at("minference_ratio")}});
   }
 };
 

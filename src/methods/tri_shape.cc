@@ -14,7 +14,7 @@ class TriShapeMethod final : public Method {
   }
   std::vector<MethodOption> options() const override { return triangle_options(128, 3968, 100); }
 
-  bool reads_tensors() const override { return false; }
+  bool reads_tensors(const MethodOptions&, const MethodContext&) const override { return false; }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,

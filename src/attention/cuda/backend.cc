@@ -176,7 +176,7 @@ class Timer {
 
 void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& workspace,
          cudaStream_t stream) {
-  int* tickets = reinterpret_cast<int*>(workspace.allocate(kSm80Tickets * sizeof(int)));
+  int* tickets = reinterpret_cast<int*>(workspace.allocate(kTickets * sizeof(int)));
   if (kernels == 90 && sm90_takes(problem)) {
     GatheredColumns columns;
     if (index.column_capacity > 0) {

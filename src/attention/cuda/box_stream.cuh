@@ -21,6 +21,7 @@ struct Box {
     kExact = 32,     // runs hold for each row by itself
     kPastEnd = 64,   // the last keys of the box do not exist
     kEndOfTile = 128,
+    kAlike = 256,  // << group: every row of the group sees the keys of its word
   };
   std::int32_t start = 0;
   std::uint32_t flags = 0;
@@ -275,10 +276,10 @@ class BoxStream {
       const int high = min(group.high, group.end) - box.start;
       box.word[g] = bits_between(low, high);
       if (box.word[g] != 0) box.flags |= Box::kUse << g;
-      if (box.word[g] != ~0ULL || group.all_first > box.start ||
-          group.all_end < box.start + kBoxKeys) {
-        box.flags |= Box::kMasked << g;
-      }
+      const bool alike = group.all_first <= box.start + max(low, 0) &&
+                         group.all_end >= box.start + min(high, kBoxKeys);
+      if (alike) box.flags |= Box::kAlike << g;
+      if (box.word[g] != ~0ULL || !alike) box.flags |= Box::kMasked << g;
     }
     if (box.start + kBoxKeys > geometry_.kv_len) box.flags |= Box::kPastEnd;
     return (box.flags & (Box::kUse | Box::kUse << 1)) != 0;
@@ -334,10 +335,9 @@ class BoxStream {
       }
       if (box.word[g] == 0) continue;
       box.flags |= Box::kUse << g;
-      if (box.word[g] != ~0ULL || columns[0] < group.all_first ||
-          columns[count - 1] >= group.all_end) {
-        box.flags |= Box::kMasked << g;
-      }
+      const bool alike = columns[0] >= group.all_first && columns[count - 1] < group.all_end;
+      if (alike) box.flags |= Box::kAlike << g;
+      if (box.word[g] != ~0ULL || !alike) box.flags |= Box::kMasked << g;
     }
     return (box.flags & (Box::kUse | Box::kUse << 1)) != 0;
   }
@@ -357,6 +357,49 @@ class BoxStream {
   std::int32_t columns_left_ = 0;
 };
 
+// The first of `count` exact runs that reaches beyond an offset.
+__device__ inline int first_run_beyond(const DeviceRun* runs, int count, int offset) {
+  int begin = 0;
+  while (count > 0) {
+    const int half = count / 2;
+    if (runs[begin + half].end <= offset) {
+      begin += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return begin;
+}
+
+// The keys of 64 that exact runs cover for one row: bit c stands for offset `top` - c.
+__device__ inline std::uint64_t covered_bits(const DeviceRun* runs, int count, int top) {
+  std::uint64_t covered = 0;
+  for (int r = first_run_beyond(runs, count, top - kBoxKeys); r < count; ++r) {
+    const DeviceRun run = runs[r];
+    if (run.begin > top) break;
+    std::uint64_t bits = bits_between(top - run.end + 1, top - run.begin + 1);
+    if (run.stride > 1) {
+      const int first = (top - run.begin) % run.stride;
+      std::uint64_t every = first < kBoxKeys ? 1ULL << first : 0;
+      for (int step = run.stride; step < kBoxKeys; step *= 2) every |= every << step;
+      bits &= every;
+    }
+    covered |= bits;
+  }
+  return covered;
+}
+
+// The 64 bits from bit `begin` on, which may be negative; bits outside [0, end) are 0 or anything.
+__device__ inline std::uint64_t bits_from(const std::uint64_t* words, int begin, int end) {
+  const int word = begin >> 6;
+  const int shift = begin & 63;
+  const std::uint64_t low = word >= 0 && word * 64 < end ? words[word] : 0;
+  if (shift == 0) return low;
+  const std::uint64_t high = word + 1 >= 0 && (word + 1) * 64 < end ? words[word + 1] : 0;
+  return low >> shift | high << (64 - shift);
+}
+
 // The keys of a masked box that one row sees, one bit a key. Where runs are exact, the four lanes of
 // a quad (lane / 4 alike) must call it together for the same row.
 __device__ inline std::uint64_t visible_bits(const Problem& problem, const DeviceIndex& index,
@@ -364,6 +407,10 @@ __device__ inline std::uint64_t visible_bits(const Problem& problem, const Devic
                                              const Box& box, int group, int row) {
   const bool of_columns = (box.flags & Box::kColumns) != 0;
   std::uint64_t word = box.word[group];
+  if ((box.flags & (Box::kAlike << group)) != 0 && (box.flags & Box::kExact) == 0 &&
+      problem.mask == nullptr) {
+    return word;
+  }
   const DeviceHead* head = nullptr;
   const std::int32_t* columns = nullptr;
   if (index.heads != nullptr) {
@@ -380,32 +427,33 @@ __device__ inline std::uint64_t visible_bits(const Problem& problem, const Devic
   }
   if ((box.flags & Box::kExact) != 0) {
     const DeviceRun* runs = index.runs + head->run_begin;
-    const int quarter = static_cast<int>(threadIdx.x) % 4;
-    std::uint64_t covered = 0;
-    for (int c = quarter * 16; c < quarter * 16 + 16; ++c) {
-      if ((word >> c & 1) == 0) continue;
-      const int offset = geometry.position(row) - (of_columns ? columns[c] : box.start + c);
-      for (int r = 0; r < head->run_count; ++r) {
-        const DeviceRun run = runs[r];
-        if (offset >= run.begin && offset < run.end && (offset - run.begin) % run.stride == 0) {
-          covered |= 1ULL << c;
-          break;
-        }
+    if (of_columns) {
+      const int quarter = static_cast<int>(threadIdx.x) % 4;
+      std::uint64_t covered = 0;
+      for (int c = quarter * 16; c < quarter * 16 + 16; ++c) {
+        if ((word >> c & 1) == 0) continue;
+        const int offset = geometry.position(row) - columns[c];
+        const int r = first_run_beyond(runs, head->run_count, offset);
+        if (r == head->run_count || offset < runs[r].begin) continue;
+        if ((offset - runs[r].begin) % runs[r].stride == 0) covered |= 1ULL << c;
       }
+      const unsigned quad = 0xFU << (static_cast<int>(threadIdx.x) % 32 / 4 * 4);
+      for (int distance = 1; distance < 4; distance *= 2) {
+        covered |= __shfl_xor_sync(quad, covered, distance);
+      }
+      word &= ~covered;
+    } else {
+      word &= covered_bits(runs, head->run_count, geometry.position(row) - box.start);
     }
-    const unsigned quad = 0xFU << (static_cast<int>(threadIdx.x) % 32 / 4 * 4);
-    for (int distance = 1; distance < 4; distance *= 2) {
-      covered |= __shfl_xor_sync(quad, covered, distance);
-    }
-    word &= of_columns ? ~covered : covered;
   }
   if (problem.mask != nullptr && row < geometry.q_len) {
     const std::uint64_t* bits =
         problem.mask + tile.b * problem.mask_sequence_stride + row * problem.mask_row_stride;
+    if (!of_columns) return word & bits_from(bits, box.start, geometry.kv_len);
     std::uint64_t allowed = 0;
     for (std::uint64_t rest = word; rest != 0; rest &= rest - 1) {
       const int c = __ffsll(static_cast<long long>(rest)) - 1;
-      const int key = of_columns ? columns[c] : box.start + c;
+      const int key = columns[c];
       if ((bits[key / 64] >> (key % 64) & 1) != 0) allowed |= 1ULL << c;
     }
     word = allowed;

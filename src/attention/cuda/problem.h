@@ -20,6 +20,10 @@ inline constexpr int kTileRows = kGroupRows * kGroups;
 // Keys that are loaded and multiplied at a time, from any key on.
 inline constexpr int kBoxKeys = 64;
 
+// Ints of device memory that a call of an executor needs for its own use: the next tile, whether an
+// output was not finite, and the next tile of those that are computed again for it.
+inline constexpr int kTickets = 3;
+
 // A tensor [batch, tokens, heads, dim]; strides in elements, dim contiguous.
 struct DeviceTensor {
   char* data = nullptr;

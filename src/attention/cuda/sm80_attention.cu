@@ -615,7 +615,7 @@ void sm80_attention(const Problem& problem, const DeviceIndex& index, int* ticke
     f32_attention(problem, index, tickets, stream);
     return;
   }
-  check(cudaMemsetAsync(tickets, 0, kSm80Tickets * sizeof(int), stream), "clearing tickets");
+  check(cudaMemsetAsync(tickets, 0, kTickets * sizeof(int), stream), "clearing tickets");
   const DType dtype = all(DType::kF16) ? DType::kF16 : DType::kBF16;
   Launch choice;
   choice.q_vectors = takes_vectors(problem.q, dtype, problem.dim);

@@ -8,9 +8,6 @@
 
 namespace minference::cuda {
 
-// Counters in device memory that a call of an executor below needs for its own use.
-inline constexpr int kSm80Tickets = 3;
-
 // Enqueues the attention, whatever the dtypes, strides, pages and head dims up to 256. Products are
 // of f32 where q, k and v all are; of f16 where they all are; of bf16 otherwise.
 void sm80_attention(const Problem& problem, const DeviceIndex& index, int* tickets,

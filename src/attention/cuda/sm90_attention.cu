@@ -12,6 +12,8 @@
 
 #include "attention/cuda/box_stream.cuh"
 #include "attention/cuda/check.h"
+#include "attention/cuda/elements.cuh"
+#include "attention/cuda/f32_attention.h"
 #include "attention/cuda/ptx.cuh"
 #include "attention/cuda/tile_order.cuh"
 #include "minference/error.h"
@@ -32,7 +34,6 @@ constexpr int kPieceBytes = kBoxKeys * kPieceColumns * 2;  // of one box or one 
 constexpr int kSharedLimit = 227 * 1024;
 constexpr float kInfinity = INFINITY;
 constexpr float kLog2E = 1.4426950408889634F;
-constexpr float kLn2 = 0.6931471805599453F;
 // The sums are rescaled only when a row's maximum has grown by more than this factor of 2: until then
 // weights stay below 2^8, which no type overflows.
 constexpr float kRescaleThreshold = 8.0F;
@@ -216,7 +217,7 @@ class Consumer {
         factor_(plain_ ? problem.scale * kLog2E : 1.0F),
         inverse_cap_(problem.soft_cap > 0 ? 1.0F / problem.soft_cap : 0.0F) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run(int* not_finite) {
     std::uint32_t q_phase = 0;
     for (;;) {
       mbarrier_wait(shared_address(&control_.q_full), q_phase);
@@ -229,7 +230,7 @@ class Consumer {
       }
       attend();
       if constexpr (!kQInRegisters) release(&control_.q_empty);
-      write_rows();
+      if (!write_rows()) *not_finite = 1;
     }
     if (problem_.kept_pairs != nullptr) atomicAdd(problem_.kept_pairs, kept_);
   }
@@ -485,66 +486,31 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void write_rows() {
+  // False where an output is not finite.
+  __device__ __forceinline__ bool write_rows() {
+    float nothing = 0;  // but NaN once a value that is not finite has been multiplied in
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = sum_[half];
-      sum += __shfl_xor_sync(~0U, sum, 1);
-      sum += __shfl_xor_sync(~0U, sum, 2);
-      float shift = maximum_[half];
-      // A sum of exactly 0 is a row that saw no key.
-      float weight = sum == 0 ? 0.0F : 1.0F / sum;
-      if (problem_.sinks != nullptr) {
-        const float sink = problem_.sinks[tile_.h] * kLog2E;
-        if (sum == 0 || sink > shift) {
-          const float factor = sum == 0 ? 0.0F : exp2_fast(shift - sink);
-          sum = sum * factor + 1.0F;
-          weight = factor / sum;
-          shift = sink;
-        } else {
-          sum += exp2_fast(sink - shift);
-          weight = 1.0F / sum;
-        }
-      }
+      RowSum total;
+      total.shift = maximum_[half];
+      total.sum = sum_[half];
+      total.sum += __shfl_xor_sync(~0U, total.sum, 1);
+      total.sum += __shfl_xor_sync(~0U, total.sum, 2);
+      const float weight = total.close(problem_.sinks, tile_.h);
       const int r = row(half);
       if (!asked_for(r)) continue;
-      if (problem_.lse.data != nullptr && lane() % 4 == 0) {
-        const DeviceTensor& lse = problem_.lse;
-        reinterpret_cast<float*>(lse.data)[tile_.b * lse.batch_stride + r * lse.token_stride +
-                                           tile_.h * lse.head_stride] =
-            sum == 0 ? -kInfinity : (shift + log2f(sum)) * kLn2;
-      }
-      const DeviceTensor& out = problem_.out;
-      const std::int64_t begin =
-          tile_.b * out.batch_stride + r * out.token_stride + tile_.h * out.head_stride;
+      if (lane() % 4 == 0) store_lse(problem_, tile_.b, r, tile_.h, total.lse());
+      char* const out = tensor_row(problem_.out, tile_.b, r, tile_.h);
 #pragma unroll
       for (int i = 0; i < kVDim / 8; ++i) {
         const int column = i * 8 + lane() % 4 * 2;
-        store_pair(out, begin + column, problem_.v_dim - column, outputs_[i * 4 + half * 2] * weight,
-                   outputs_[i * 4 + half * 2 + 1] * weight);
+        const float a = outputs_[i * 4 + half * 2] * weight;
+        const float b = outputs_[i * 4 + half * 2 + 1] * weight;
+        nothing = fmaf(a, 0.0F, fmaf(b, 0.0F, nothing));
+        store_pair(out, problem_.out.dtype, column, problem_.v_dim - column, a, b);
       }
     }
-  }
-
-  // Stores up to `left` of two neighbours.
-  __device__ __forceinline__ static void store_pair(const DeviceTensor& out, std::int64_t at, int left, float a,
-                                    float b) {
-    if (left <= 0) return;
-    if (out.dtype == DType::kF32) {
-      float* to = reinterpret_cast<float*>(out.data) + at;
-      to[0] = a;
-      if (left > 1) to[1] = b;
-      return;
-    }
-    const std::uint32_t packed = out.dtype == DType::kBF16 ? pack_pair<__nv_bfloat16>(a, b)
-                                                           : pack_pair<__half>(a, b);
-    std::uint16_t* to = reinterpret_cast<std::uint16_t*>(out.data) + at;
-    if (left > 1 && (reinterpret_cast<std::uintptr_t>(to) & 3) == 0) {
-      *reinterpret_cast<std::uint32_t*>(to) = packed;
-      return;
-    }
-    to[0] = static_cast<std::uint16_t>(packed);
-    if (left > 1) to[1] = static_cast<std::uint16_t>(packed >> 16);
+    return nothing == 0;
   }
 
   const Problem& problem_;
@@ -575,9 +541,11 @@ class Consumer {
 
 template <class T, int kDim, int kVDim, int kBoxes>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend(const __grid_constant__ Problem problem, const __grid_constant__ DeviceIndex index,
-           const __grid_constant__ Maps maps, int* ticket) {
+    attend(const __grid_constant__ Problem problem, const __grid_constant__ DeviceIndex given,
+           const __grid_constant__ Maps maps, int* tickets) {
   using Layout = Shared<kDim, kVDim, kBoxes>;
+  // Pairs of boxes are for calls without an index: with this the compiler knows.
+  const DeviceIndex index = kBoxes == 2 ? DeviceIndex() : given;
   extern __shared__ char memory[];
   char* aligned = memory + (1024 - shared_address(memory) % 1024) % 1024;
   char* q = aligned;
@@ -600,13 +568,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x < 32) {
       Producer<kDim, kVDim, kBoxes> producer(problem, index, maps, control, shared_address(q),
                                              shared_address(stages));
-      producer.run(ticket);
+      producer.run(tickets);
     }
   } else {
     take_registers<kConsumerRegisters<kDim, kBoxes>>();
     Consumer<T, kDim, kVDim, kBoxes> consumer(problem, index, control, shared_address(q), stages,
                                       warpgroup - 1);
-    consumer.run();
+    consumer.run(tickets + 1);
   }
 }
 
@@ -667,35 +635,35 @@ DeviceTensor dense_rows(char* data, std::int64_t dim, DType dtype) {
 }
 
 template <class T, int kDim, int kVDim, int kBoxes>
-void launch(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* ticket,
+void launch(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
             cudaStream_t stream) {
   constexpr int kBytes = Shared<kDim, kVDim, kBoxes>::kBytes;
   const auto kernel = attend<T, kDim, kVDim, kBoxes>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "asking for shared memory");
-  kernel<<<multiprocessors(), kThreads, kBytes, stream>>>(problem, index, maps, ticket);
+  kernel<<<multiprocessors(), kThreads, kBytes, stream>>>(problem, index, maps, tickets);
   check(cudaGetLastError(), "starting the sm_90a attention kernel");
 }
 
 template <class T>
-void launch_dims(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* ticket,
+void launch_dims(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
                  cudaStream_t stream) {
   const int larger = std::max(problem.dim, problem.v_dim);
   // Two boxes at a time halve the cost of a step, where hardly any box is one group's alone.
   const bool pairs = index.heads == nullptr;
   if (larger <= 64) {
-    return pairs ? launch<T, 64, 64, 2>(problem, index, maps, ticket, stream)
-                 : launch<T, 64, 64, 1>(problem, index, maps, ticket, stream);
+    return pairs ? launch<T, 64, 64, 2>(problem, index, maps, tickets, stream)
+                 : launch<T, 64, 64, 1>(problem, index, maps, tickets, stream);
   }
   if (larger <= 128) {
-    return pairs ? launch<T, 128, 128, 2>(problem, index, maps, ticket, stream)
-                 : launch<T, 128, 128, 1>(problem, index, maps, ticket, stream);
+    return pairs ? launch<T, 128, 128, 2>(problem, index, maps, tickets, stream)
+                 : launch<T, 128, 128, 1>(problem, index, maps, tickets, stream);
   }
   if (larger <= 192 && problem.v_dim <= 128) {
-    return launch<T, 192, 128, 1>(problem, index, maps, ticket, stream);
+    return launch<T, 192, 128, 1>(problem, index, maps, tickets, stream);
   }
-  if (larger <= 192) return launch<T, 192, 192, 1>(problem, index, maps, ticket, stream);
-  return launch<T, 256, 256, 1>(problem, index, maps, ticket, stream);
+  if (larger <= 192) return launch<T, 192, 192, 1>(problem, index, maps, tickets, stream);
+  return launch<T, 256, 256, 1>(problem, index, maps, tickets, stream);
 }
 
 bool bulk_copies_follow(const DeviceTensor& tensor, std::int64_t dim, std::int64_t heads,
@@ -719,7 +687,7 @@ bool sm90_takes(const Problem& p) {
 }
 
 void sm90_attention(const Problem& p, const DeviceIndex& index, const GatheredColumns& columns,
-                    int* ticket, cudaStream_t stream) {
+                    int* tickets, cudaStream_t stream) {
   Maps maps;
   maps.q = tensor_map(p.q, p.dim, p.q_heads, p.q_tokens, p.batch);
   maps.k = tensor_map(p.k, p.dim, p.kv_heads, p.kv_tokens, p.batch);
@@ -728,12 +696,13 @@ void sm90_attention(const Problem& p, const DeviceIndex& index, const GatheredCo
                                 index.column_capacity, 1);
   maps.column_values = tensor_map(dense_rows(columns.values, p.v_dim, p.v.dtype), p.v_dim, 1,
                                   index.column_capacity, 1);
-  check(cudaMemsetAsync(ticket, 0, sizeof(int), stream), "clearing the ticket");
+  check(cudaMemsetAsync(tickets, 0, kTickets * sizeof(int), stream), "clearing tickets");
   if (p.q.dtype == DType::kBF16) {
-    launch_dims<__nv_bfloat16>(p, index, maps, ticket, stream);
+    launch_dims<__nv_bfloat16>(p, index, maps, tickets, stream);
   } else {
-    launch_dims<__half>(p, index, maps, ticket, stream);
+    launch_dims<__half>(p, index, maps, tickets, stream);
   }
+  repair_non_finite(p, index, tickets + 1, tickets + 2, stream);
 }
 
 }  // namespace minference::cuda

@@ -17,8 +17,8 @@ namespace minference::cuda {
 bool sm90_takes(const Problem& problem);
 
 // Enqueues the attention. `columns` holds the index's columns, gathered before in the same stream;
-// `ticket` is 4 bytes of device memory for its own use.
+// `tickets` are kTickets ints of device memory.
 void sm90_attention(const Problem& problem, const DeviceIndex& index,
-                    const GatheredColumns& columns, int* ticket, cudaStream_t stream);
+                    const GatheredColumns& columns, int* tickets, cudaStream_t stream);
 
 }  // namespace minference::cuda

@@ -1,7 +1,5 @@
 #include "index/cuda/block_rows.h"
 
-#include <algorithm>
-
 #include "attention/cuda/check.h"
 #include "index/cuda/block_grid.cuh"
 #include "index/cuda/top_k.cuh"

@@ -1,9 +1,9 @@
-// Two producer warps fetch tiles of keys; warpgroups multiply them with the queries of one or two heads
-// each and sum up. A tile holds 16 keys from each of four distant ranges: every warp walks a range of its
+// Two producer warps fetch tiles of keys; a warpgroup a query head multiplies them with its queries
+// and sums up. A tile holds 16 keys from each of four distant ranges: every warp walks a range of its
 // own, so that its diagonal sums stay in registers until no later key can add to them.
 #include "index/cuda/last_q.h"
 
-#include <algorithm>
+#include <climits>
 #include <cmath>
 
 #include "attention/cuda/check.h"
@@ -14,13 +14,9 @@ namespace {
 
 constexpr int kRanges = LastQPlan::kRanges;
 constexpr int kProducerWarps = 2;
-constexpr int kMaxHeads = 4;
-constexpr int kMaxStages = 4;
-// A lone head has a thread block for itself, pairs of heads have one or two warpgroups in it.
-template <int kPair>
-constexpr int kMaxThreads = 128 * (kMaxHeads / 2) / (3 - kPair) + 32 * kProducerWarps;
-template <int kPair>
-constexpr int kResident = kPair == 1 ? 3 : 1;
+constexpr int kMaxHeads = LastQPlan::kMaxHeads;
+constexpr int kMaxThreads = 128 * kMaxHeads + 32 * kProducerWarps;
+constexpr int kStages = LastQPlan::kStages;
 constexpr int kStepKeys = 16;  // of a range, in a tile
 constexpr float kInfinity = INFINITY;
 // Below every score, and finite: differences from it are defined.
@@ -31,8 +27,8 @@ constexpr float kRenewThreshold = 60.0F;
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
 struct Control {
-  std::uint64_t full[kMaxStages];
-  std::uint64_t empty[kMaxStages];
+  std::uint64_t full[kStages];
+  std::uint64_t empty[kStages];
   float log_sums[kMaxHeads][kLastRows];  // base 2
   float maxima[kMaxHeads][kRanges][kLastRows];
   float2 partials[kMaxHeads][kRanges][kLastRows];  // of the warps
@@ -58,6 +54,8 @@ struct Task {
   std::uint32_t active = 0;  // bit: the block's head is to be estimated
 };
 
+static_assert(sizeof(Control) + sizeof(Task) <= LastQPlan::kFixedBytes);
+
 __device__ Task task_of_block(const Arguments& a) {
   const Problem& problem = a.problem;
   Task task;
@@ -77,7 +75,7 @@ __device__ Task task_of_block(const Arguments& a) {
   return task;
 }
 
-template <int kPanels, int kPair>
+template <int kPanels>
 __device__ void load_queries(const Arguments& a, const Task& task, std::uint32_t queries) {
   const int chunk = static_cast<int>(threadIdx.x) % kChunkDims;
   for (int i = static_cast<int>(threadIdx.x) / kChunkDims; i < a.plan.heads * kLastRows;
@@ -88,9 +86,8 @@ __device__ void load_queries(const Arguments& a, const Task& task, std::uint32_t
     const char* from = query_row(
         a.problem, task.b, exists ? task.kv_head * a.problem.group + task.first_in_group + head : 0,
         exists ? row : 0);
-    load_row_chunks<kPanels, kPair>(queries + head / kPair * kPair * kPanels * kPanelBytes,
-                                    i % (kPair * kLastRows), chunk, from, exists, a.problem.dim,
-                                    a.aligned);
+    load_row_chunks<kPanels>(queries + head * kPanels * kPanelBytes, i % kLastRows, chunk, from,
+                             exists, a.problem.dim, a.aligned);
   }
   cp_async_commit();
   cp_async_wait<0>();
@@ -103,7 +100,7 @@ class KeyLoader {
  public:
   __device__ KeyLoader(const Arguments& a, const Task& task)
       : a_(a), task_(task), chunk_(lane() % kChunkDims) {
-    first_row_ = (static_cast<int>(threadIdx.x) / 32 - a.plan.warpgroups * 4) * kRows;
+    first_row_ = (static_cast<int>(threadIdx.x) / 32 - a.plan.heads * 4) * kRows;
     first_key_ = task.first_key + first_row_ / kStepKeys * a.plan.range;
     // Rows lie where those of the first step do, a step's keys further on.
     plain_ = a.aligned && a.problem.block_table == nullptr && a.problem.dim == kPanels * kPanelDims;
@@ -185,7 +182,7 @@ __device__ void produce(const Arguments& a, const Task& task, std::uint32_t tile
   const auto announce = [&] {
     fence_for_products();
     arrive_at(full + landed * 8);
-    landed = landed + 1 == a.plan.stages ? 0 : landed + 1;
+    landed = landed + 1 == kStages ? 0 : landed + 1;
   };
   for (int step = 0; step < task.steps; ++step) {
     wait_for_phase(empty + stage * 8, parity);
@@ -195,7 +192,7 @@ __device__ void produce(const Arguments& a, const Task& task, std::uint32_t tile
       cp_async_wait<kAhead>();
       announce();
     }
-    if (++stage == a.plan.stages) {
+    if (++stage == kStages) {
       stage = 0;
       parity ^= 1;
     }
@@ -217,24 +214,30 @@ class Scorer {
   // Of 16 keys from first_key on.
   __device__ void apply(int first_key, float (&scores)[kScores]) const {
     if (problem_.soft_cap > 0) {
-      const float to_cap = problem_.scale / problem_.soft_cap;
+      // cap * tanh(x) with tanh(x) = 1 - 2 / (1 + e^2x).
+      const float exponent = 2 * kLog2E * problem_.scale / problem_.soft_cap;
 #pragma unroll
-      for (float& score : scores) score = problem_.soft_cap * tanhf(score * to_cap);
+      for (float& score : scores) {
+        const float tail = __fdividef(2.0F, 1.0F + exp2_fast(score * exponent));
+        score = problem_.soft_cap - problem_.soft_cap * tail;
+      }
     }
     if (sees_all(first_key)) return;
-    // The loop that is not unrolled keeps what it needs out of the registers of the products.
-    std::uint32_t seen = 0;
-#pragma unroll 1
-    for (int n = 0; n < kScores; ++n) {
-      const int key = first_key + n / 2 % 2 * 8 + lane() / 4;
-      const int slot = n / 4 * 8 + lane() % 4 * 2 + n % 2;
-      if (sees(slot, key)) seen |= 1U << n;
-    }
     const float hidden = factor_ < 0 ? kInfinity : -kInfinity;
+    // Of the lane's first key and query; the others lie constants further on. The queries' positions
+    // ascend, and slots without a row count nowhere.
+    const int key = first_key + lane() / 4;
+    const int behind = geometry_.kv_len - kLastRows + lane() % 4 * 2 - key;
+    const int keys_left = geometry_.kv_len - key;
+    const int window = geometry_.window == 0 ? INT_MAX : geometry_.window;
+    const int ahead = geometry_.causal ? 0 : -INT_MAX / 2;
 #pragma unroll
     for (int n = 0; n < kScores; ++n) {
-      if ((seen >> n & 1) == 0) scores[n] = hidden;
+      const int further = n / 2 % 2 * 8;
+      const int distance = behind + n / 4 * 8 + n % 2 - further;
+      if (distance < ahead || distance >= window || further >= keys_left) scores[n] = hidden;
     }
+    if (problem_.mask != nullptr) hide_masked(first_key, hidden, scores);
   }
 
  private:
@@ -247,13 +250,21 @@ class Scorer {
            (geometry_.window == 0 || first_key > geometry_.kv_len - 1 - geometry_.window);
   }
 
-  __device__ bool sees(int slot, int key) const {
-    const int row = geometry_.q_len - kLastRows + slot;
-    if (row < 0 || key < geometry_.first_key(row) || key >= geometry_.end_key(row)) return false;
-    if (problem_.mask == nullptr) return true;
-    const std::uint64_t* bits =
-        problem_.mask + b_ * problem_.mask_sequence_stride + row * problem_.mask_row_stride;
-    return (bits[key / 64] >> (key % 64) & 1) != 0;
+  __device__ void hide_masked(int first_key, float hidden, float (&scores)[kScores]) const {
+    std::uint32_t seen = 0;
+#pragma unroll 1
+    for (int n = 0; n < kScores; ++n) {
+      const int key = first_key + n / 2 % 2 * 8 + lane() / 4;
+      const int row = geometry_.q_len - kLastRows + n / 4 * 8 + lane() % 4 * 2 + n % 2;
+      if (row < 0 || key >= geometry_.kv_len) continue;
+      const std::uint64_t* bits =
+          problem_.mask + b_ * problem_.mask_sequence_stride + row * problem_.mask_row_stride;
+      seen |= static_cast<std::uint32_t>(bits[key / 64] >> (key % 64) & 1) << n;
+    }
+#pragma unroll
+    for (int n = 0; n < kScores; ++n) {
+      if ((seen >> n & 1) == 0) scores[n] = hidden;
+    }
   }
 
   const Problem& problem_;
@@ -273,17 +284,18 @@ __device__ float2 merged(float2 a, float2 b) {
 class SoftmaxSums {
  public:
   // `maxima` [64]: of this warp alone.
-  __device__ SoftmaxSums(float* maxima, bool exists) : maxima_(maxima + lane() % 4 * 2) {
-    if (exists && lane() < 4) {
+  __device__ explicit SoftmaxSums(float* maxima) : maxima_(maxima + lane() % 4 * 2) {
+    if (lane() < 4) {
       for (int j = 0; j < kPairs; ++j) maxima_[8 * j] = maxima_[8 * j + 1] = kNoMaximum;
     }
     __syncwarp();
   }
 
   __device__ void add(const float (&scores)[kScores], float factor) {
-    float highest = -kInfinity;
-    for_each(scores, factor, [&](float score, int) { highest = fmaxf(highest, score); });
-    if (__any_sync(~0U, highest > kRenewThreshold)) renew(scores, factor);
+    float highest[2] = {-kInfinity, -kInfinity};  // two chains of dependent instructions, not one
+    for_each(scores, factor,
+             [&](float score, int q) { highest[q % 2] = fmaxf(highest[q % 2], score); });
+    if (__any_sync(~0U, fmaxf(highest[0], highest[1]) > kRenewThreshold)) renew(scores, factor);
     for_each(scores, factor, [&](float score, int q) { sums_[q] += exp2_fast(score); });
   }
 
@@ -437,8 +449,8 @@ class StatsOfHead {
 
   // Row `head` of the sums, head `local` of the block; all but end() by a whole warpgroup.
   __device__ StatsOfHead(const Arguments& a, const Task&, Control& control, std::int64_t head,
-                         int local, bool exists)
-      : sums_(control.maxima[local][static_cast<int>(threadIdx.x) % 128 / 32], exists),
+                         int local)
+      : sums_(control.maxima[local][static_cast<int>(threadIdx.x) % 128 / 32]),
         of_warps_(control.partials[local]),
         to_(a.sums.partials + (head * a.plan.chunks + blockIdx.x) * kLastRows) {}
 
@@ -468,13 +480,11 @@ class SumsOfHead {
   static constexpr bool kNeedsKeys = true;
 
   __device__ SumsOfHead(const Arguments& a, const Task& task, Control& control, std::int64_t head,
-                        int local, bool exists)
+                        int local)
       : sums_(control.log_sums[local]), kv_len_(task.geometry.kv_len) {
     const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
-    if (exists) {
-      combine_partials(a, task, a.sums.partials + head * a.plan.chunks * kLastRows,
-                       control.log_sums[local]);
-    }
+    combine_partials(a, task, a.sums.partials + head * a.plan.chunks * kLastRows,
+                     control.log_sums[local]);
     columns_ = a.sums.columns + head * a.plan.stride + place();
     diagonals_ = a.sums.diagonals + head * a.plan.stride + place();
     tails_ = a.sums.tails + ((head * a.plan.chunks + blockIdx.x) * kRanges + warp) * kLastRows;
@@ -509,8 +519,8 @@ class SumsOfHead {
   float* tails_;
 };
 
-// Executed by a warpgroup for the block's heads local ... local + kPair - 1.
-template <class T, int kPanels, int kPair, class OfHead>
+// Executed by a warpgroup for the block's head `local`.
+template <class T, int kPanels, class OfHead>
 __device__ void consume(const Arguments& a, const Task& task, std::uint32_t tiles,
                         std::uint32_t queries, std::uint32_t full, std::uint32_t empty,
                         Control& control, int local) {
@@ -518,98 +528,74 @@ __device__ void consume(const Arguments& a, const Task& task, std::uint32_t tile
       static_cast<std::int64_t>(static_cast<int>(blockIdx.y) / a.plan.head_groups) *
           a.problem.group +
       task.first_in_group + local;
-  const bool has_first = (task.active >> local & 1) != 0;
-  const bool has_second = kPair == 2 && (task.active >> (local + 1) & 1) != 0;
-  OfHead first(a, task, control, head, local, has_first);
-  OfHead second(a, task, control, head + 1, (local + 1) % kMaxHeads, has_second);
-  named_barrier(1 + static_cast<int>(threadIdx.x) / 128, 128);
-
+  OfHead sums(a, task, control, head, local);
+  named_barrier(1 + local, 128);
   const Scorer scorer(a, task);
   const int range_begin = task.first_key + static_cast<int>(threadIdx.x) % 128 / 32 * a.plan.range;
   int stage = 0;
   std::uint32_t parity = 0;
   for (int step = 0; step < task.steps; ++step) {
     wait_for_phase(full + stage * 8, parity);
-    float products[kPair * kScores];
-    multiply_tiles<T, kPanels, kPair>(tiles + stage * kPanels * kPanelBytes, queries, products);
+    float scores[kScores];
+    start_products<T, kPanels>(tiles + stage * kPanels * kPanelBytes, queries, scores);
+    finish_products(scores);
     if (lane() == 0) arrive_at(empty + stage * 8);
-    if (++stage == a.plan.stages) {
+    if (++stage == kStages) {
       stage = 0;
       parity ^= 1;
     }
     const int first_key = range_begin + step * kStepKeys;
-    const auto add = [&](OfHead& to, int tile) {
-      float scores[kScores];
-#pragma unroll
-      for (int n = 0; n < kScores; ++n) scores[n] = products[tile * kScores + n];
-      scorer.apply(first_key, scores);
-      to.add(scores, scorer.factor(), first_key);
-    };
-    if (has_first) add(first, 0);
-    if constexpr (kPair == 2) {
-      if (has_second) add(second, 1);
-    }
+    scorer.apply(first_key, scores);
+    sums.add(scores, scorer.factor(), first_key);
   }
-  if (has_first) first.end();
-  if (has_second) second.end();
+  sums.end();
 }
 
-template <class T, int kPanels, int kPair, class OfHead>
-__global__ void __launch_bounds__(kMaxThreads<kPair>, kResident<kPair>)
+template <class T, int kPanels, class OfHead>
+__global__ void __launch_bounds__(kMaxThreads, 1)
     last_q_kernel(const __grid_constant__ Arguments a) {
   extern __shared__ char shared_memory[];
   __shared__ Control control;
-  const Task task = task_of_block(a);
+  // Not in registers, which are short.
+  __shared__ Task task;
+  if (threadIdx.x == 0) task = task_of_block(a);
+  __syncthreads();
   if (task.active == 0 || (OfHead::kNeedsKeys && task.steps == 0)) return;
   // The swizzle counts from multiples of 1,024 bytes.
   const std::uint32_t queries = (shared_address(shared_memory) + 1023) & ~1023U;
-  constexpr int kQueryBytes = kPair * kPanels * kPanelBytes;  // of a warpgroup
-  const std::uint32_t tiles = queries + a.plan.warpgroups * kQueryBytes;
+  constexpr int kTileBytes = kPanels * kPanelBytes;
+  const std::uint32_t tiles = queries + a.plan.heads * kTileBytes;
   const std::uint32_t full = shared_address(control.full);
   const std::uint32_t empty = shared_address(control.empty);
-  const auto has_work = [&](int warpgroup) {
-    return (task.active >> (warpgroup * kPair) & ((1U << kPair) - 1)) != 0;
-  };
   if (threadIdx.x == 0) {
-    int consumers = 0;
-    for (int w = 0; w < a.plan.warpgroups; ++w) consumers += has_work(w) ? 1 : 0;
-    for (int s = 0; s < a.plan.stages; ++s) {
+    for (int s = 0; s < kStages; ++s) {
       mbarrier_init(full + s * 8, 32 * kProducerWarps);
-      mbarrier_init(empty + s * 8, 4 * consumers);
+      mbarrier_init(empty + s * 8, 4 * __popc(task.active));
     }
   }
-  load_queries<kPanels, kPair>(a, task, queries);
+  load_queries<kPanels>(a, task, queries);
   __syncthreads();
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  if (warpgroup == a.plan.warpgroups) {
+  const int local = static_cast<int>(threadIdx.x) / 128;
+  if (local == a.plan.heads) {
     produce<kPanels>(a, task, tiles, full, empty);
-  } else if (has_work(warpgroup)) {
-    consume<T, kPanels, kPair, OfHead>(a, task, tiles, queries + warpgroup * kQueryBytes, full,
-                                       empty, control, warpgroup * kPair);
+  } else if ((task.active >> local & 1) != 0) {
+    consume<T, kPanels, OfHead>(a, task, tiles, queries + local * kTileBytes, full, empty, control,
+                                local);
   }
 }
 
-template <class T, int kPanels, int kPair>
+template <class T, int kPanels>
 void launch(const Arguments& arguments, dim3 grid, cudaStream_t stream) {
-  const int threads = 128 * arguments.plan.warpgroups + 32 * kProducerWarps;
   const int bytes = arguments.plan.shared_bytes;
+  const int threads = 128 * arguments.plan.heads + 32 * kProducerWarps;
   const auto start = [&](auto* kernel) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "reserving shared memory for the last-q estimate");
     kernel<<<grid, threads, bytes, stream>>>(arguments);
     check(cudaGetLastError(), "starting the last-q estimate");
   };
-  start(last_q_kernel<T, kPanels, kPair, StatsOfHead>);
-  start(last_q_kernel<T, kPanels, kPair, SumsOfHead>);
-}
-
-template <class T, int kPanels>
-void launch(const Arguments& arguments, dim3 grid, cudaStream_t stream) {
-  if (arguments.plan.pair == 1) {
-    launch<T, kPanels, 1>(arguments, grid, stream);
-  } else {
-    launch<T, kPanels, 2>(arguments, grid, stream);
-  }
+  start(last_q_kernel<T, kPanels, StatsOfHead>);
+  start(last_q_kernel<T, kPanels, SumsOfHead>);
 }
 
 template <class T>
@@ -624,78 +610,7 @@ void launch(const Arguments& arguments, dim3 grid, cudaStream_t stream) {
   }
 }
 
-int attribute(cudaDeviceAttr which) {
-  int device = 0;
-  check(cudaGetDevice(&device), "asking for the current device");
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, which, device), "asking for a property of the device");
-  return value;
-}
-
 }  // namespace
-
-LastQPlan plan_last_q(const Problem& problem) {
-  // Sums of more heads than fit in so many bytes are made one after the other.
-  constexpr std::int64_t kSumBytes = std::int64_t{48} << 20;
-  LastQPlan plan;
-  while (plan.panels * kPanelDims < problem.dim) plan.panels *= 2;
-  const int limit =
-      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - static_cast<int>(sizeof(Control));
-  const auto bytes = [&] {
-    return 1024 + (plan.warpgroups * plan.pair + plan.stages) * plan.panels * kPanelBytes;
-  };
-  plan.pair = problem.group == 1 ? 1 : 2;
-  plan.warpgroups = problem.group > 2 ? kMaxHeads / 2 : 1;
-  plan.stages = kMaxStages;
-  while (plan.stages > 3 && bytes() > limit) --plan.stages;
-  while (plan.warpgroups > 1 && bytes() > limit) --plan.warpgroups;
-  while (plan.stages > 2 && bytes() > limit) --plan.stages;
-  plan.heads = plan.warpgroups * plan.pair;
-  plan.head_groups = (problem.group + plan.heads - 1) / plan.heads;
-  plan.shared_bytes = bytes();
-
-  const std::int64_t kv_tokens = std::max(problem.kv_tokens, 1);
-  plan.stride = (kv_tokens + 63) / 64 * 64;
-  const std::int64_t units = static_cast<std::int64_t>(problem.batch) * problem.kv_heads;
-  const std::int64_t unit_bytes = plan.stride * problem.group * 2 * sizeof(float);
-  constexpr std::int64_t kMaxGrid = 65535;
-  plan.units = static_cast<int>(std::clamp<std::int64_t>(
-      kSumBytes / unit_bytes, 1, std::min(units, kMaxGrid / problem.group)));
-
-  // So many chunks that the multiprocessors finish together.
-  const int resident =
-      std::clamp(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) /
-                     (plan.shared_bytes + static_cast<int>(sizeof(Control)) + 1024),
-                 1, plan.warpgroups == 2 ? 1 : 2);
-  const std::int64_t slots = static_cast<std::int64_t>(resident) * multiprocessors();
-  const std::int64_t blocks = static_cast<std::int64_t>(plan.units) * plan.head_groups;
-  constexpr std::int64_t kBlockSteps = 12;  // what a thread block costs beside its keys, in steps
-  const std::int64_t steps = (kv_tokens + kStepKeys - 1) / kStepKeys;
-  std::int64_t best = INT64_MAX;
-  const std::int64_t most = std::min<std::int64_t>((steps + kRanges - 1) / kRanges, 256);
-  for (std::int64_t chunks = 1; chunks <= most; ++chunks) {
-    const std::int64_t range = (steps + chunks * kRanges - 1) / (chunks * kRanges);
-    const std::int64_t waves = (blocks * chunks + slots - 1) / slots;
-    const std::int64_t cost = waves * (range + kBlockSteps);
-    // Diagonals reach into one other range only.
-    if (cost >= best || range * kStepKeys < kLastRows) continue;
-    best = cost;
-    plan.range = static_cast<int>(range) * kStepKeys;
-  }
-  if (best == INT64_MAX) plan.range = kLastRows;
-  plan.chunks = static_cast<int>((kv_tokens + plan.range * kRanges - 1) / (plan.range * kRanges));
-  return plan;
-}
-
-LastQSums allocate(const Problem& problem, const LastQPlan& plan, MemoryPieces& workspace) {
-  const std::int64_t heads = static_cast<std::int64_t>(plan.units) * problem.group;
-  LastQSums sums;
-  sums.partials = workspace.take<float2>(heads * plan.chunks * kLastRows);
-  sums.columns = workspace.take<float>(heads * plan.stride);
-  sums.diagonals = workspace.take<float>(heads * plan.stride);
-  sums.tails = workspace.take<float>(heads * plan.chunks * kRanges * kLastRows);
-  return sums;
-}
 
 void estimate_last_q(const Problem& problem, const LastQPlan& plan, const std::uint8_t* wanted,
                      int first, int count, const LastQSums& sums, cudaStream_t stream) {

@@ -16,15 +16,15 @@ namespace minference::cuda {
 inline constexpr int kLastRows = 64;
 
 // How the keys of a KV head are shared out. A thread block takes a chunk of kRanges ranges, one to
-// each warp of its warpgroups, and one or two query heads a warpgroup.
+// each warp of its warpgroups, and a query head a warpgroup.
 struct LastQPlan {
   static constexpr int kRanges = 4;
+  static constexpr int kMaxHeads = 4;            // of a thread block
+  static constexpr int kStages = 4;              // tiles of keys in flight
+  static constexpr int kFixedBytes = 14 * 1024;  // of shared memory, beside the tiles
 
-  int pair = 1;  // query heads of a warpgroup, 1 or 2
-  int warpgroups = 1;
-  int heads = 1;        // of a thread block
+  int heads = 1;        // of a thread block, a warpgroup each
   int head_groups = 1;  // thread blocks for the query heads of a KV head
-  int stages = 4;       // tiles of keys in flight
   int panels = 1;       // of 64 dims
   int shared_bytes = 0;
   int chunks = 1;

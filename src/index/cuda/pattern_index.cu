@@ -180,20 +180,26 @@ __device__ int merge_offsets(const std::int32_t* offsets, int count, BlockScan& 
   return runs_before;
 }
 
+// Keys of a row block that a run brings, in whole boxes (RunRounding::kBox).
+__device__ int boxed_keys(const DeviceRun& run) {
+  const int keys = run.end - run.begin + static_cast<int>(kRowBlock) - 1;
+  return (keys + kBoxKeys - 1) / kBoxKeys * kBoxKeys;
+}
+
 // Executed by a block: whether runs and columns cover nearly all of the causal area, counted by row
-// blocks. `lengths` has room for a sum a run and one more.
+// blocks. `sums` has room for a sum a run and one more.
 __device__ bool dense_is_cheaper(const Geometry& geometry, const DeviceRun* runs, int run_count,
-                                 int column_count, BlockScan& scan, std::int32_t* lengths,
+                                 int column_count, BlockScan& scan, std::int32_t* sums,
                                  long long (&totals)[2]) {
   constexpr int kRows = static_cast<int>(kRowBlock);
-  if (threadIdx.x == 0) totals[0] = totals[1] = lengths[0] = 0;
+  if (threadIdx.x == 0) totals[0] = totals[1] = sums[0] = 0;
   int before = 0;
   for (int base = 0; base < run_count; base += kSelectThreads) {
     const int r = base + static_cast<int>(threadIdx.x);
-    const int length = r < run_count ? runs[r].end - runs[r].begin : 0;
+    const int keys = r < run_count ? boxed_keys(runs[r]) : 0;
     int total;
-    const int sum = before + scan.exclusive(length, total) + length;
-    if (r < run_count) lengths[r + 1] = sum;
+    const int sum = before + scan.exclusive(keys, total) + keys;
+    if (r < run_count) sums[r + 1] = sum;
     before += total;
   }
   __syncthreads();
@@ -204,11 +210,11 @@ __device__ bool dense_is_cheaper(const Geometry& geometry, const DeviceRun* runs
     const int rows = min(kRows, geometry.q_len - m * kRows);
     const int first = geometry.position(m * kRows);
     const int end = max(first + rows, 0);
-    // The first run that reaches behind the first key; those before it lie among the keys entirely.
+    // The first run that reaches before the first key; those before it lie among the keys entirely.
     int run = 0;
     for (int count = run_count; count > 0;) {
       const int half = count / 2;
-      if (runs[run + half].end - 1 <= first) {
+      if (runs[run + half].begin + boxed_keys(runs[run + half]) <= first + kRows) {
         run += half + 1;
         count -= half + 1;
       } else {
@@ -216,9 +222,10 @@ __device__ bool dense_is_cheaper(const Geometry& geometry, const DeviceRun* runs
       }
     }
     long long keys = min(column_count, end);
-    keys += lengths[run] + static_cast<long long>(run) * (rows - 1);
+    keys += sums[run];
     for (; run < run_count && runs[run].begin < first + rows; ++run) {
-      keys += max(min(first + rows - runs[run].begin, end) - max(first - runs[run].end + 1, 0), 0);
+      const int last = first + kRows - runs[run].begin;
+      keys += max(min(last, end) - max(last - boxed_keys(runs[run]), 0), 0);
     }
     covered += min(keys, static_cast<long long>(end)) * rows;
     causal += static_cast<long long>(end) * rows;

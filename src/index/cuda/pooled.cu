@@ -140,10 +140,11 @@ __global__ void __launch_bounds__(128) scores_kernel(const __grid_constant__ Arg
     float scores[kScores];
     const std::uint32_t high = keys + stage * 2 * kTileBytes;
     const std::uint32_t low = high + kTileBytes;
-    multiply_tiles<__nv_bfloat16, kPanels>(high, queries, scores);
-    multiply_tiles<__nv_bfloat16, kPanels, 1, true>(high, queries + kTileBytes, scores);
-    multiply_tiles<__nv_bfloat16, kPanels, 1, true>(low, queries, scores);
-    multiply_tiles<__nv_bfloat16, kPanels, 1, true>(low, queries + kTileBytes, scores);
+    start_products<__nv_bfloat16, kPanels>(high, queries, scores);
+    start_products<__nv_bfloat16, kPanels, true>(high, queries + kTileBytes, scores);
+    start_products<__nv_bfloat16, kPanels, true>(low, queries, scores);
+    start_products<__nv_bfloat16, kPanels, true>(low, queries + kTileBytes, scores);
+    finish_products(scores);
 #pragma unroll
     for (int s = 0; s < kScores; ++s) {
       const int key = n + warp * 16 + s / 2 % 2 * 8 + lane / 4;

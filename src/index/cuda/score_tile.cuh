@@ -98,12 +98,12 @@ __device__ inline void copy_chunk(std::uint32_t to, const char* from, bool exist
 }
 
 // Copies chunk `chunk` of every panel of a row that exists, zeros otherwise and behind `dim`.
-template <int kPanels, int kTiles = 1>
+template <int kPanels>
 __device__ inline void load_row_chunks(std::uint32_t tile, int row, int chunk, const char* from,
                                        bool exists, int dim, bool aligned) {
   std::uint32_t to = tile + chunk_offset(row, chunk);
 #pragma unroll
-  for (int p = 0; p < kPanels; ++p, to += kTiles * kPanelBytes) {
+  for (int p = 0; p < kPanels; ++p, to += kPanelBytes) {
     const int first = p * kPanelDims + chunk * kChunkDims;
     const bool inside = exists && first < dim;
     if (aligned) {
@@ -122,17 +122,15 @@ inline bool is_aligned(const DeviceTensor& tensor) {
 }
 
 // Scores 4 * j ... 4 * j + 3.
-template <int kCount>
-__device__ inline float (&quad(float (&scores)[kCount], int j))[4] {
+__device__ inline float (&quad(float (&scores)[kScores], int j))[4] {
   return *reinterpret_cast<float(*)[4]>(scores + 4 * j);
 }
 
-// Products of a tile of keys with kTiles tiles of queries, by one warpgroup; kAdd: added to the scores.
-// A panel of the queries holds the rows of all their tiles, one tile after the other; the scores of
-// tile t begin at kScores * t.
-template <class T, int kPanels, int kTiles = 1, bool kAdd = false>
-__device__ inline void multiply_tiles(std::uint32_t keys, std::uint32_t queries,
-                                      float (&scores)[kTiles * kScores]) {
+// Starts the products of a tile of keys with a tile of queries, by one warpgroup; kAdd: added to the
+// scores. They may be used after finish_products().
+template <class T, int kPanels, bool kAdd = false>
+__device__ inline void start_products(std::uint32_t keys, std::uint32_t queries,
+                                      float (&scores)[kScores]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   pin(scores);
   wgmma_fence();
@@ -142,26 +140,24 @@ __device__ inline void multiply_tiles(std::uint32_t keys, std::uint32_t queries,
   for (int p = 0; p < kPanels; ++p) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      wgmma_ss<T, false>(scores, a.at(p * kPanelBytes + 32 * s),
-                         b.at(p * kTiles * kPanelBytes + 32 * s), kAdd || p + s > 0);
+      wgmma_ss<T, false>(scores, a.at(p * kPanelBytes + 32 * s), b.at(p * kPanelBytes + 32 * s),
+                         kAdd || p + s > 0);
     }
   }
   wgmma_commit();
-  wgmma_wait<0>();
-  pin(scores);
 #else
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
 #pragma unroll
-  for (int i = 0; i < kTiles * kScores && !kAdd; ++i) scores[i] = 0.0F;
+  for (int i = 0; i < kScores && !kAdd; ++i) scores[i] = 0.0F;
 #pragma unroll 1
-  for (int p = 0; p < kPanels; ++p, keys += kPanelBytes, queries += kTiles * kPanelBytes) {
+  for (int p = 0; p < kPanels; ++p, keys += kPanelBytes, queries += kPanelBytes) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       std::uint32_t a[4];
       ldmatrix_x4(a, keys + chunk_offset(row, 2 * s + lane / 16));
 #pragma unroll
-      for (int j = 0; j < 8 * kTiles; j += 2) {
+      for (int j = 0; j < 8; j += 2) {
         std::uint32_t b[4];
         const int query = 8 * j + lane / 16 * 8 + lane % 8;
         ldmatrix_x4(b, queries + chunk_offset(query, 2 * s + lane / 8 % 2));
@@ -170,6 +166,13 @@ __device__ inline void multiply_tiles(std::uint32_t keys, std::uint32_t queries,
       }
     }
   }
+#endif
+}
+
+__device__ inline void finish_products(float (&scores)[kScores]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_wait<0>();
+  pin(scores);
 #endif
 }
 

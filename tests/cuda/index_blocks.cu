@@ -1,0 +1,187 @@
+// block_sparse on the device against the CPU.
+#include "index_support.h"
+#include "methods/method_table.h"
+
+namespace minference::cuda_test {
+namespace {
+
+int failures = 0;
+
+void check_case(const Shape& shape, std::int64_t top_k, const Fill& values, bool exact) {
+  const Fill fill = [&](bool is_key, int b, int t, int h, int d) {
+    const auto& lens = is_key ? shape.kv_lens : shape.q_lens;
+    if (!lens.empty() && t >= lens[b]) return NAN;
+    return values(is_key, b, t, h, d);
+  };
+  const Inputs inputs(shape, fill);
+  const Method& method = block_sparse_method();
+  const SparseIndex expected =
+      method.build_index(inputs.input, inputs.params,
+                         resolve_options(method, {{"top_k", static_cast<double>(top_k)}}), {});
+  const std::int64_t bytes = cuda::block_sparse_index_bytes(inputs.problem, top_k);
+  const DeviceArray<char> memory(bytes);
+  REQUIRE_CUDA(cudaMemset(memory.get(), 0xFF, bytes));
+  bool same = true;
+  const SparseIndex got = build_three_times(
+      inputs.problem, (shape.q_tokens + kRowBlock - 1) / kRowBlock,
+      [&](cudaStream_t stream) {
+        return cuda::build_block_sparse_index(inputs.problem, top_k, {memory.get(), bytes}, stream);
+      },
+      same);
+  std::string error;
+  try {
+    validate(got, shape.batch, shape.q_heads, shape.q_tokens, shape.kv_tokens);
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  const Agreement a = compare(expected, got);
+  const bool ok = error.empty() && same && a.kinds_differ == 0 && a.blocks >= (exact ? 1.0 : 0.995);
+  if (!ok) ++failures;
+  std::printf("%-4s %-34s sparse %d/%zu kinds differ %d blocks %.5f%s %s\n", ok ? "ok" : "FAIL",
+              shape.name.c_str(), a.sparse, got.heads.size(), a.kinds_differ, a.blocks,
+              same ? "" : " NOT THE SAME EVERY TIME", error.c_str());
+}
+
+void check_all() {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    // Means of 64 small integers and their products are exact, ties included.
+    check_case(
+        {.name = "exact",
+         .q_tokens = 2048,
+         .kv_tokens = 4096,
+         .q_heads = 4,
+         .kv_heads = 2,
+         .dim = 64,
+         .dtype = dtype,
+         .scale = 1},
+        9,
+        [](bool is_key, int b, int t, int h, int d) {
+          return std::floor(4 * hashed(is_key ? 1 : 0, b, t, h, d)) - 2;
+        },
+        true);
+  }
+  const auto check = [&](const Shape& shape, std::int64_t top_k) {
+    check_case(shape, top_k, random_fill(7, shape.dim), false);
+  };
+  check({.name = "mha 64", .q_tokens = 3000, .kv_tokens = 3000, .q_heads = 3, .kv_heads = 3}, 10);
+  check({.name = "gqa 4 d 128",
+         .q_tokens = 9000,
+         .kv_tokens = 9000,
+         .q_heads = 8,
+         .kv_heads = 2,
+         .dim = 128},
+        30);
+  check(
+      {.name = "chunk", .q_tokens = 555, .kv_tokens = 7001, .q_heads = 7, .kv_heads = 1, .dim = 96},
+      20);
+  check({.name = "dim 256",
+         .q_tokens = 900,
+         .kv_tokens = 5000,
+         .q_heads = 4,
+         .kv_heads = 1,
+         .dim = 256},
+        20);
+  check(
+      {.name = "dim 8", .q_tokens = 900, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 1, .dim = 8},
+      20);
+  check({.name = "only forced", .q_tokens = 777, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 2},
+        1);
+  check({.name = "one row", .q_tokens = 1, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 2}, 10);
+  check({.name = "short", .q_tokens = 40, .kv_tokens = 40, .q_heads = 2, .kv_heads = 2}, 100);
+  check({.name = "large budget", .q_tokens = 900, .kv_tokens = 900, .q_heads = 2, .kv_heads = 2},
+        100);
+  check({.name = "ragged",
+         .batch = 5,
+         .q_tokens = 700,
+         .kv_tokens = 4000,
+         .q_heads = 4,
+         .kv_heads = 2,
+         .q_lens = {700, 3, 64, 0, 650},
+         .kv_lens = {4000, 1900, 64, 2000, 650}},
+        10);
+  check({.name = "window",
+         .q_tokens = 600,
+         .kv_tokens = 4000,
+         .q_heads = 2,
+         .kv_heads = 1,
+         .window = 900},
+        8);
+  check({.name = "soft cap",
+         .q_tokens = 600,
+         .kv_tokens = 4000,
+         .q_heads = 2,
+         .kv_heads = 1,
+         .soft_cap = 20,
+         .scale = 0.3F},
+        10);
+  check({.name = "not causal",
+         .q_tokens = 600,
+         .kv_tokens = 4000,
+         .q_heads = 2,
+         .kv_heads = 1,
+         .causal = false},
+        10);
+  check({.name = "more rows than keys",
+         .q_tokens = 900,
+         .kv_tokens = 600,
+         .q_heads = 2,
+         .kv_heads = 1},
+        4);
+  check({.name = "paged",
+         .batch = 2,
+         .q_tokens = 600,
+         .kv_tokens = 4000,
+         .q_heads = 4,
+         .kv_heads = 2,
+         .q_lens = {600, 600},
+         .kv_lens = {3990, 4000},
+         .page_size = 48},
+        10);
+  check({.name = "unaligned",
+         .q_tokens = 600,
+         .kv_tokens = 4000,
+         .q_heads = 4,
+         .kv_heads = 2,
+         .extra_stride = 3},
+        10);
+  check({.name = "heads first",
+         .batch = 2,
+         .q_tokens = 600,
+         .kv_tokens = 4000,
+         .q_heads = 4,
+         .kv_heads = 2,
+         .heads_first = true},
+        10);
+}
+
+void time_all() {
+  for (const int tokens : {8192, 32768, 131072}) {
+    const Shape shape{.name = std::to_string(tokens),
+                      .q_tokens = tokens,
+                      .kv_tokens = tokens,
+                      .q_heads = 32,
+                      .kv_heads = 8,
+                      .dim = 128};
+    const Inputs inputs(shape, [](bool is_key, int b, int t, int h, int d) {
+      return 4 * hashed(is_key ? 1 : 0, b, t, h, d) - 2;
+    });
+    const std::int64_t bytes = cuda::block_sparse_index_bytes(inputs.problem, 100);
+    const DeviceArray<char> memory(bytes);
+    print_times(
+        "block_sparse " + shape.name + ", workspace MB " + std::to_string(bytes >> 20),
+        [&](cudaStream_t stream) {
+          return cuda::build_block_sparse_index(inputs.problem, 100, {memory.get(), bytes}, stream);
+        });
+  }
+}
+
+}  // namespace
+}  // namespace minference::cuda_test
+
+int main(int argc, char** argv) {
+  using namespace minference::cuda_test;  // NOLINT(google-build-using-namespace)
+  if (argc < 2 || std::strcmp(argv[1], "time") != 0) check_all();
+  std::printf("%d failures\n", failures);
+  if (argc >= 2 && std::strcmp(argv[1], "check") != 0) time_all();
+  return failures == 0 ? 0 : 1;
+}
