@@ -1,0 +1,63 @@
+// How a thread block of the sm_90a executor lays out its shared memory, and what its warps count on.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/cuda/box_stream.cuh"
+
+namespace minference::cuda::sm90 {
+
+constexpr int kConsumers = kGroups;
+constexpr int kThreads = 128 * (kConsumers + 1);
+// Of a multiprocessor's 512 for each of 128 threads. The producer's stay in registers with 72; large
+// heads need more for their sums.
+template <int kDim, int kBoxes>
+constexpr int kProducerRegisters = kDim * kBoxes <= 128 ? 72 : 40;
+template <int kDim, int kBoxes>
+constexpr int kConsumerRegisters = kDim * kBoxes <= 128 ? 216 : 232;
+constexpr int kPieceColumns = 64;  // of 16 bits: the 128 bytes that the swizzle permutes
+constexpr int kPieceBytes = kBoxKeys * kPieceColumns * 2;  // of one box or one group of rows
+constexpr int kSharedLimit = 227 * 1024;
+
+// Layout of shared memory. kDim and kVDim are head dims rounded up to 64; a stage holds kBoxes boxes,
+// piece by piece of 64 columns: those of both boxes lie together, so that a product may span them.
+template <int kDim, int kVDim, int kBoxes>
+struct Shared {
+  static constexpr int kQBytes = kTileRows * kDim * 2;
+  static constexpr int kKeyBytes = kBoxes * kBoxKeys * kDim * 2;
+  static constexpr int kValueBytes = kBoxes * kBoxKeys * kVDim * 2;
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  static constexpr int kStages =
+      std::min(8, (kSharedLimit - 1024 - 1024 - kQBytes) / kStageBytes);
+  static_assert(kStages >= 2);
+
+  struct Control {
+    std::uint64_t full[kStages];
+    std::uint64_t empty[kStages];
+    std::uint64_t q_full;
+    std::uint64_t q_empty;
+    RowTile tile;  // row_end 0: there is no more work
+    Box boxes[kStages][kBoxes];
+  };
+  static_assert(sizeof(Control) <= 1024);
+  // The swizzle's pattern repeats every 1,024 bytes: pieces begin at multiples of it.
+  static constexpr int kBytes = 1024 + sizeof(Control) + kQBytes + kStages * kStageBytes;
+};
+
+// Where a pipeline stands: the stage and how often it has been gone through.
+template <int kStages>
+struct Cursor {
+  int stage = 0;
+  std::uint32_t phase = 0;
+
+  __device__ int after() const { return stage + 1 == kStages ? 0 : stage + 1; }
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace minference::cuda::sm90
