@@ -8,14 +8,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "attention/cuda/host_index.h"
 #include "attention/kept_pairs.h"
 #include "attention/validate.h"
 
 namespace minference::test {
 namespace {
-
-// Positions and offsets of the device's index end here.
-constexpr std::int64_t kMaxPosition = std::int64_t{1} << 30;
 
 std::vector<std::int32_t> narrowed(std::span<const std::int64_t> values) {
   return {values.begin(), values.end()};
@@ -95,42 +93,13 @@ const T* DeviceProblem::upload(const std::vector<T>& values) {
 }
 
 void DeviceProblem::upload_index(const AttentionInput& input, const SparseIndex& index) {
-  std::vector<cuda::DeviceHead> heads;
-  std::vector<cuda::DeviceRun> runs;
-  std::vector<std::int32_t> columns;
-  std::vector<std::int32_t> block_rows;
-  std::vector<std::int32_t> block_ids;
-  for (const HeadIndex& from : index.heads) {
-    cuda::DeviceHead head;
-    head.kind = from.kind;
-    head.rounding = from.rounding;
-    head.dense_last_rows =
-        static_cast<std::int32_t>(std::min(from.dense_last_rows, input.q.tokens()));
-    head.run_begin = static_cast<std::int64_t>(runs.size());
-    head.column_begin = static_cast<std::int64_t>(columns.size());
-    head.block_row_begin = static_cast<std::int64_t>(block_rows.size());
-    head.block_id_begin = static_cast<std::int64_t>(block_ids.size());
-    for (const OffsetRun& run : from.runs) {
-      if (run.begin >= kMaxPosition) break;
-      runs.push_back({static_cast<std::int32_t>(run.begin),
-                      static_cast<std::int32_t>(std::min(run.end, kMaxPosition)),
-                      static_cast<std::int32_t>(std::min(run.stride, kMaxPosition))});
-    }
-    head.run_count =
-        static_cast<std::int32_t>(static_cast<std::int64_t>(runs.size()) - head.run_begin);
-    columns.insert(columns.end(), from.columns.begin(), from.columns.end());
-    head.column_count = static_cast<std::int32_t>(from.columns.size());
-    columns.resize((columns.size() + cuda::kBoxKeys - 1) / cuda::kBoxKeys * cuda::kBoxKeys);
-    block_rows.insert(block_rows.end(), from.block_begin.begin(), from.block_begin.end());
-    block_ids.insert(block_ids.end(), from.block_ids.begin(), from.block_ids.end());
-    heads.push_back(head);
-  }
-  index_.heads = upload(heads);
-  index_.runs = upload(runs);
-  index_.columns = upload(columns);
-  index_.block_rows = upload(block_rows);
-  index_.block_ids = upload(block_ids);
-  index_.column_capacity = static_cast<std::int64_t>(columns.size());
+  const cuda::HostIndex host(index, input.q.tokens());
+  index_.heads = upload(host.heads);
+  index_.runs = upload(host.runs);
+  index_.columns = upload(host.columns);
+  index_.block_rows = upload(host.block_rows);
+  index_.block_ids = upload(host.block_ids);
+  index_.column_capacity = static_cast<std::int64_t>(host.columns.size());
 }
 
 DeviceProblem::DeviceProblem(const AttentionInput& input, const AttentionParams& params,
@@ -165,7 +134,7 @@ DeviceProblem::DeviceProblem(const AttentionInput& input, const AttentionParams&
   problem_.group = problem_.q_heads / problem_.kv_heads;
   problem_.dim = static_cast<std::int32_t>(input.q.dim());
   problem_.v_dim = static_cast<std::int32_t>(input.v.dim());
-  problem_.window = static_cast<std::int32_t>(std::min(params.sliding_window, kMaxPosition));
+  problem_.window = static_cast<std::int32_t>(std::min(params.sliding_window, cuda::kMaxPosition));
   problem_.causal = params.causal;
   problem_.scale =
       params.scale != 0 ? params.scale : 1 / std::sqrt(static_cast<float>(input.q.dim()));
