@@ -8,10 +8,10 @@ VENV   := build/python/venv
 
 cmake_build := cmake --build $(BUILD) --parallel $(NPROC) --target
 
-sources := $(shell find include src tests bench -name '*.h' -o -name '*.cc' 2>/dev/null)
+sources := $(shell find include src tests bench -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build tools python models bench-models demo test check-sanitizers \
+.PHONY: help deps configure build tools cuda python models bench-models demo test check-sanitizers \
         check-aarch64 bench format lint clean
 
 help: ## print this list
@@ -31,6 +31,10 @@ build: configure ## build the library, the command line and the llama.cpp plug-i
 
 tools: configure ## build llama.cpp's own tools as well: llama-server, -cli, -bench, -perplexity, -quantize
 	$(cmake_build) tools
+
+cuda: deps ## build the CUDA kernels, their benchmark and tests (needs nvcc; minutes)
+	cmake --preset $(PRESET) -D MINFERENCE_CUDA=ON -D MINFERENCE_WERROR=$(if $(CI),ON,OFF)
+	$(cmake_build) minference_cuda cuda_bench cuda_tests
 
 # The wheel as `pip install .` makes it, in an environment with what the tests need (torch is large).
 python: deps ## build the Python package and install it, with torch and transformers, into build/python/venv
@@ -74,7 +78,7 @@ bench: configure ## measure attention and matrix products against llama.cpp's ow
 	$(BUILD)/bin/minference bench --attention
 	$(BUILD)/bin/minference bench --linear
 
-format: ## format the C++ sources in place
+format: ## format the C++ and CUDA sources in place
 	clang-format -i $(sources)
 
 # Files of another processor family are not in the build, so that clang-tidy knows no flags for them.

@@ -16,6 +16,7 @@
 
 #include "attention/cuda/check.h"
 #include "bench/cuda_inputs.h"
+#include "bench/report.h"
 #include "minference/cuda.h"
 #include "minference/error.h"
 #include "minference/method.h"
@@ -41,7 +42,8 @@ PatternFile head_mix(std::int64_t heads) {
     std::int64_t vertical;
     std::int64_t slash;
   };
-  constexpr Share kShares[] = {{15, 1000, 6096}, {9, 30, 800}, {5, 100, 800}, {2, 3500, 100}, {1, 500, 700}};
+  constexpr Share kShares[] = {
+      {15, 1000, 6096}, {9, 30, 800}, {5, 100, 800}, {2, 3500, 100}, {1, 500, 700}};
   std::vector<HeadPattern> deck;
   for (const Share& share : kShares) {
     for (int i = 0; i < share.of_32; ++i) {
@@ -118,7 +120,8 @@ double error_against_cpu(const Bench& bench, const std::string& name) {
   const TensorView host = on_host(inputs.out);
   runner.run_on_cpu(q, k, v, host);
   const auto value = [](const TensorView& view, std::size_t i) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(static_cast<std::uint16_t*>(view.data)[i]) << 16;
+    const std::uint32_t bits = static_cast<std::uint32_t>(static_cast<std::uint16_t*>(view.data)[i])
+                               << 16;
     float number = 0;
     std::memcpy(&number, &bits, sizeof(number));
     return static_cast<double>(number);
@@ -178,13 +181,12 @@ nlohmann::json measure(const Bench& bench, const std::string& name, std::int64_t
 
 int run(const Bench& bench) {
   const CudaDevice device = cuda_devices().front();
-  std::printf("%s, kernels %s; bf16, %lld/%lld heads of %lld, batch 1, causal\n", device.name.c_str(),
-              device.kernels.c_str(), static_cast<long long>(bench.q_heads),
+  std::printf("%s, kernels %s; bf16, %lld/%lld heads of %lld, batch 1, causal\n",
+              device.name.c_str(), device.kernels.c_str(), static_cast<long long>(bench.q_heads),
               static_cast<long long>(bench.kv_heads), static_cast<long long>(bench.head_dim));
   for (const std::string& name : bench.methods) {
     const double error = error_against_cpu(bench, name);
-    std::printf("%-16s against the CPU at 8192 tokens: relative error %.1e\n",
-                name.c_str(), error);
+    std::printf("%-16s against the CPU at 8192 tokens: relative error %.1e\n", name.c_str(), error);
     if (!(error < 2e-2)) {
       std::fprintf(stderr, "cuda_bench: error: %s is wrong\n", name.c_str());
       return 1;
@@ -219,17 +221,40 @@ int run(const Bench& bench) {
 int main(int argc, char** argv) {
   minference::bench::Bench bench;
   CLI::App app{"Times attention on a CUDA device; results are checked against the CPU first."};
-  app.add_option("-p,--tokens", bench.tokens, "Prompt lengths")->delimiter(',');
+  app.footer(
+      "Methods that run on CUDA: docs/cuda.md. The peer's figures: bench/peers/cuda_sdpa.py; a "
+      "picture of\n"
+      "both: bench/cuda_plot.py.\n"
+      "Examples:\n"
+      "  cuda_bench\n"
+      "  cuda_bench -p 32768,131072 -m dense,vertical_slash,block_sparse --json figures.json\n"
+      "  cuda_bench -p 1048576 -m head_mix -r 1\n"
+      "  MINFERENCE_FORCE_CUDA=sm80 cuda_bench -p 32768 -m dense");
+  app.add_option("-p,--tokens", bench.tokens, "Prompt lengths, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->capture_default_str();
   app.add_option("-m,--method", bench.methods,
-                 "Methods; head_mix is minference with a published mix of per-head budgets")
-      ->delimiter(',');
-  app.add_option("--heads", bench.q_heads, "Query heads");
-  app.add_option("--kv-heads", bench.kv_heads, "KV heads");
-  app.add_option("--head-dim", bench.head_dim, "Head dim");
-  app.add_option("-r,--repetitions", bench.repetitions, "Timed runs");
+                 "Methods, separated by commas; head_mix is minference with a published mix of\n"
+                 "per-head budgets")
+      ->delimiter(',')
+      ->capture_default_str();
+  const CLI::Range heads(std::int64_t{1}, std::int64_t{65536});
+  app.add_option("--heads", bench.q_heads, "Query heads, a multiple of the KV heads")
+      ->check(heads)
+      ->capture_default_str();
+  app.add_option("--kv-heads", bench.kv_heads, "KV heads")->check(heads)->capture_default_str();
+  app.add_option("--head-dim", bench.head_dim, "Head dim, even")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{256}))
+      ->capture_default_str();
+  app.add_option("-r,--repetitions", bench.repetitions,
+                 "Timed runs after a warm-up: the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   app.add_option("--json", bench.json_path, "Also write the figures to this file");
   CLI11_PARSE(app, argc, argv);
   try {
+    if (!bench.json_path.empty()) minference::bench::check_writable(bench.json_path);
     return minference::bench::run(bench);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "cuda_bench: error: %s\n", error.what());

@@ -20,15 +20,14 @@ __device__ float uniform(std::uint64_t seed, std::uint64_t i) {
 }
 
 __device__ float normal(std::uint64_t seed, std::uint64_t i) {
-  return sqrtf(-2.0F * logf(uniform(seed, 2 * i))) *
-         cospif(2.0F * uniform(seed, 2 * i + 1));
+  return sqrtf(-2.0F * logf(uniform(seed, 2 * i))) * cospif(2.0F * uniform(seed, 2 * i + 1));
 }
 
 // What a tensor is filled as.
 enum class Role { kQuery, kKey, kValue };
 
-__global__ void fill(__nv_bfloat16* to, std::int64_t tokens, int heads, int group, int dim, Role role,
-                     std::uint64_t seed) {
+__global__ void fill(__nv_bfloat16* to, std::int64_t tokens, int heads, int group, int dim,
+                     Role role, std::uint64_t seed) {
   const std::int64_t pairs = tokens * heads * (dim / 2);
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < pairs;

@@ -2,7 +2,7 @@
 #   include/minference, lib/libminference.a, lib/cmake/minference   the library, for find_package
 #   lib/minference/                                                the command line, the plug-in,
 #                                                                  llama.cpp's tools and libraries,
-#                                                                  and patterns/
+#                                                                  the CUDA kernels, and patterns/
 #   bin/minference -> lib/minference/minference
 # The programs keep a folder of their own, laid out as build/<preset>/bin is: ggml looks for its
 # modules beside the executable, and a llama.cpp that the user already has in the same prefix is not
@@ -21,7 +21,8 @@ install(EXPORT minference-targets NAMESPACE minference:: DESTINATION ${minferenc
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/minference-config.cmake.in"
   "${PROJECT_BINARY_DIR}/minference-config.cmake"
-  INSTALL_DESTINATION ${minference_cmake_dir})
+  INSTALL_DESTINATION ${minference_cmake_dir}
+  PATH_VARS minference_program_dir)
 # Before 1.0 a minor version may change the interface.
 write_basic_package_version_file(
   "${PROJECT_BINARY_DIR}/minference-config-version.cmake" COMPATIBILITY SameMinorVersion)
@@ -30,6 +31,11 @@ install(FILES
   "${PROJECT_BINARY_DIR}/minference-config-version.cmake"
   DESTINATION ${minference_cmake_dir})
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+if(MINFERENCE_CUDA)
+  # OPTIONAL: make build leaves it out.
+  install(TARGETS minference_cuda LIBRARY DESTINATION ${minference_program_dir} OPTIONAL)
+endif()
 
 if(MINFERENCE_LLAMA)
   install(TARGETS minference-cli ggml-minference

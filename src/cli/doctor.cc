@@ -9,6 +9,7 @@
 #include "cli/self_test.h"
 #include "llama/install_paths.h"
 #include "llama/plugin_loader.h"
+#include "minference/cuda.h"
 #include "minference/error.h"
 #include "minference/isa.h"
 #include "minference/version.h"
@@ -63,19 +64,36 @@ bool report_llama() {
   return reason.empty();
 }
 
+// That there is no CUDA is in order, and so is a device that is too old.
+void report_cuda() {
+  std::printf("CUDA\n");
+  try {
+    for (const CudaDevice& device : cuda_devices()) {
+      std::printf("  cuda:%-8d %s, compute capability %d.%d, %d multiprocessors, %.0f GiB\n",
+                  device.ordinal, device.name.c_str(), device.major, device.minor,
+                  device.multiprocessors, static_cast<double>(device.memory) / (1 << 30));
+      std::printf("  kernels       %s\n", device.kernels.empty()
+                                              ? "none: needed is compute capability 8.0 or newer"
+                                              : device.kernels.c_str());
+    }
+  } catch (const Error& e) {
+    std::printf("  not usable    %s\n", e.what());
+  }
+}
+
 int doctor() {
   std::printf("minference %s\n", version());
   const bool kernels = report_kernels();
   const bool llama = report_llama();
-  std::printf("CUDA\n  kernels       no: this version has none\n");
+  report_cuda();
   return kernels && llama ? kOk : kRuntimeFailure;
 }
 
 }  // namespace
 
 void add_doctor(CLI::App& app, int& exit_code) {
-  CLI::App* command =
-      app.add_subcommand("doctor", "Check kernels, llama.cpp and the plug-in on this machine");
+  CLI::App* command = app.add_subcommand(
+      "doctor", "Check kernels, llama.cpp, the plug-in and CUDA on this machine");
   command->footer(
       "Exit code 1 when something is not in order.\n"
       "Example:\n"

@@ -65,6 +65,15 @@ TEST(Cli, DoctorHonoursAForcedLevel) {
   EXPECT_NE(result.out.find("chosen        generic"), std::string::npos) << result.out;
 }
 
+TEST(Cli, DoctorSaysWhyThereIsNoCuda) {
+  const ProcessResult result =
+      run_cli({"doctor"}, {.environment = {{"MINFERENCE_CUDA_LIBRARY", "/missing/cuda.so"}}});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.out.find("CUDA\n  not usable    no CUDA kernels: /missing/cuda.so: cannot open"),
+            std::string::npos)
+      << result.out;
+}
+
 nlohmann::json run_json(std::vector<std::string> arguments, const ProcessOptions& options = {}) {
   arguments.insert(arguments.begin(), {"run", "-m", cli_model(), "--json", "-t", "2"});
   const ProcessResult result = run_cli(arguments, options);

@@ -14,7 +14,12 @@ run("${CMAKE_COMMAND}" -S "${source_dir}" -B "${work_dir}/build" -G "${generator
     "-DCMAKE_CXX_COMPILER=${compiler}" "-DCMAKE_PREFIX_PATH=${work_dir}/prefix"
     "-Dminference_expected_version=${version}")
 run("${CMAKE_COMMAND}" --build "${work_dir}/build")
-run("${work_dir}/build/consumer")
+execute_process(COMMAND "${work_dir}/build/consumer" OUTPUT_VARIABLE said COMMAND_ERROR_IS_FATAL ANY)
+message(STATUS "${said}")
+# The kernels were found, whether this machine has a device or not.
+if(with_cuda AND said MATCHES "no CUDA kernels")
+  message(FATAL_ERROR "The consumer does not find the installed libminference_cuda.so.")
+endif()
 
 if(with_programs)
   run("${work_dir}/prefix/bin/minference" --version)

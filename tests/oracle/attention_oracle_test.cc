@@ -1,21 +1,12 @@
 // attention_cpu() at every ISA level against the fp64 reference, over the shared sweep.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <string>
-
 #include "attention/cpu/executor.h"
 #include "attention/validate.h"
 #include "support/sweep.h"
 
 namespace minference::test {
 namespace {
-
-// Under an emulator the whole sweep takes too long: MINFERENCE_SWEEP_STRIDE=n runs every n-th case.
-std::size_t sweep_stride() {
-  const char* stride = std::getenv("MINFERENCE_SWEEP_STRIDE");
-  return stride == nullptr ? 1 : std::stoul(stride);
-}
 
 void sweep(const std::vector<Case>& cases) {
   const Runner run = [](const AttentionInput& input, const AttentionParams& params,
@@ -27,9 +18,7 @@ void sweep(const std::vector<Case>& cases) {
     return attention_cpu(input, params, output, index, level);
   };
   const std::vector<IsaLevel> levels = available_isa_levels();
-  const std::size_t stride = sweep_stride();
-  ASSERT_GE(stride, 1U) << "MINFERENCE_SWEEP_STRIDE";
-  for (std::size_t i = 0; i < cases.size(); i += stride) {
+  for (std::size_t i = 0; i < cases.size(); i += sweep_stride()) {
     expect_matches_reference(cases[i], run, levels);
   }
 }

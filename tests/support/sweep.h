@@ -1,6 +1,7 @@
 // The one sweep of attention: which cases every kernel is tested on, and how a result is judged.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <vector>
 
@@ -23,6 +24,10 @@ std::vector<Case> pattern_cases();  // both forms of index at every budget, shor
 std::vector<Case> feature_cases();  // scale, soft cap, sinks, window, mask, alone and in pairs
 // Points drawn from the whole grid, kept to a cost that a unit test can afford.
 std::vector<Case> random_cases(std::int64_t count, std::uint64_t seed);
+
+// MINFERENCE_SWEEP_STRIDE=n in the environment: under an emulator or a memory checker every n-th case
+// is run. 1 when it is not set; throws InvalidArgument when it is no number from 1 on.
+std::size_t sweep_stride();
 
 // Runs the case at each level and judges it against the fp64 reference:
 //  - nothing but the rows of the output and LSE may be written, and they must be finite;

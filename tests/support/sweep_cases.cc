@@ -1,6 +1,10 @@
 // The lists of cases behind sweep.h. They cover every value of every axis, most of them alone.
+#include <charconv>
+#include <cstdlib>
 #include <random>
+#include <string>
 
+#include "minference/error.h"
 #include "support/sweep.h"
 
 namespace minference::test {
@@ -21,9 +25,9 @@ constexpr Values kValues[] = {Values::kOrder1,      Values::kOrder30, Values::kA
                               Values::kExact};
 constexpr MaskKind kMasks[] = {MaskKind::kNone, MaskKind::kCausal, MaskKind::kLeftPad,
                                MaskKind::kRandom};
-constexpr Pattern kPatterns[] = {Pattern::kNone,      Pattern::kDenseHeads, Pattern::kAShape,
-                                 Pattern::kUnionRuns, Pattern::kBoxRuns,    Pattern::kExactRuns,
-                                 Pattern::kStridedRuns, Pattern::kBlocks,   Pattern::kMixed};
+constexpr Pattern kPatterns[] = {Pattern::kNone,        Pattern::kDenseHeads, Pattern::kAShape,
+                                 Pattern::kUnionRuns,   Pattern::kBoxRuns,    Pattern::kExactRuns,
+                                 Pattern::kStridedRuns, Pattern::kBlocks,     Pattern::kMixed};
 constexpr Budget kBudgets[] = {Budget::kNothing, Budget::kOne, Budget::kSome, Budget::kAll,
                                Budget::kMoreThanAll};
 
@@ -36,6 +40,18 @@ void add_both(std::vector<Case>& cases, Case c) {
 }
 
 }  // namespace
+
+std::size_t sweep_stride() {
+  const char* const given = std::getenv("MINFERENCE_SWEEP_STRIDE");
+  if (given == nullptr) return 1;
+  const std::string text = given;
+  std::size_t stride = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), stride);
+  if (error != std::errc() || end != text.data() + text.size() || stride < 1) {
+    throw InvalidArgument("MINFERENCE_SWEEP_STRIDE is '" + text + "'; legal: whole numbers from 1");
+  }
+  return stride;
+}
 
 std::vector<Case> shape_cases() {
   std::vector<Case> cases;

@@ -21,6 +21,30 @@
 namespace minference::cuda {
 namespace {
 
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+// The number of devices, at least 1. Throws Unsupported with the reason when there is none.
+int device_count() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaSuccess && count > 0) return count;
+  cudaGetLastError();
+  int driver = 0;
+  int runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  std::string reason = code == cudaSuccess ? "the driver lists none" : cudaGetErrorString(code);
+  if (driver == 0) {
+    reason = "no NVIDIA driver is installed";
+  } else if (code == cudaErrorInsufficientDriver) {
+    reason =
+        "the driver supports CUDA " + version_text(driver) + "; needed: " + version_text(runtime);
+  }
+  throw Unsupported("no CUDA device: " + reason);
+}
+
 // The kernels that a device runs: 90, 80, or 0 when it is too old.
 int kernels_for(int major) { return major == 9 ? 90 : (major >= 8 ? 80 : 0); }
 
@@ -51,11 +75,10 @@ int chosen_kernels(int ordinal) {
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal) {
-    int count = 0;
-    check(cudaGetDeviceCount(&count), "counting devices");
+    const int count = device_count();
     if (ordinal < 0 || ordinal >= count) {
-      throw InvalidArgument("q is on cuda:" + std::to_string(ordinal) + "; legal: cuda:0 to cuda:" +
-                            std::to_string(count - 1));
+      throw InvalidArgument("q is on cuda:" + std::to_string(ordinal) +
+                            "; legal: cuda:0 to cuda:" + std::to_string(count - 1));
     }
     check(cudaGetDevice(&before_), "asking for the current device");
     check(cudaSetDevice(ordinal), "choosing the device");
@@ -129,9 +152,8 @@ Problem make_problem(const AttentionInput& input, const AttentionParams& params,
 DeviceIndex upload_index(const SparseIndex& index, std::int64_t q_tokens, Workspace& workspace) {
   DeviceIndex device;
   // Without an index the executors know that every head is dense, which they do faster.
-  if (std::all_of(index.heads.begin(), index.heads.end(), [](const HeadIndex& head) {
-        return head.kind == HeadIndex::Kind::kDense;
-      })) {
+  if (std::all_of(index.heads.begin(), index.heads.end(),
+                  [](const HeadIndex& head) { return head.kind == HeadIndex::Kind::kDense; })) {
     return device;
   }
   const HostIndex host(index, q_tokens);
@@ -181,8 +203,8 @@ void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& wor
     GatheredColumns columns;
     if (index.column_capacity > 0) {
       columns.keys = workspace.allocate(GatheredColumns::bytes(problem, index));
-      columns.values = columns.keys + index.column_capacity * problem.dim *
-                                          dtype_size(problem.k.dtype);
+      columns.values =
+          columns.keys + index.column_capacity * problem.dim * dtype_size(problem.k.dtype);
       gather_columns(problem, index, columns, stream);
     }
     sm90_attention(problem, index, columns, tickets, stream);
@@ -238,17 +260,13 @@ void attend(const AttentionInput& input, const AttentionParams& params,
       stats.causal_pairs += causal;
     }
   } else {
-    stats.causal_pairs = stats.kept_pairs;  // an explicit mask lies on the device, where none counts it
+    // An explicit mask lies on the device, where nobody counts it.
+    stats.causal_pairs = stats.kept_pairs;
   }
 }
 
 void list_devices(std::vector<CudaDevice>& devices) {
-  int count = 0;
-  const cudaError_t code = cudaGetDeviceCount(&count);
-  if (code != cudaSuccess || count == 0) {
-    throw Unsupported(std::string("no CUDA device: ") +
-                      (code == cudaSuccess ? "the driver lists none" : cudaGetErrorString(code)));
-  }
+  const int count = device_count();
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, ordinal), "asking for a device's properties");

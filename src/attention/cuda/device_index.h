@@ -31,8 +31,8 @@ struct DeviceHead {
 };
 
 struct DeviceIndex {
-  const DeviceHead* heads = nullptr;   // [batch][q_heads]; null: every head is dense
-  const DeviceRun* runs = nullptr;     // ascending, disjoint within a head
+  const DeviceHead* heads = nullptr;      // [batch][q_heads]; null: every head is dense
+  const DeviceRun* runs = nullptr;        // ascending, disjoint within a head
   const std::int32_t* columns = nullptr;  // ascending within a head
   // Row block m of a head sees block_ids[block_id_begin + block_rows[block_row_begin + m] ...
   // block_id_begin + block_rows[block_row_begin + m + 1]), ascending.

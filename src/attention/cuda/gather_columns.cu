@@ -21,8 +21,7 @@ __global__ void gather(const __grid_constant__ Problem problem,
   const int key_chunks = problem.dim / kChunk;
   const int chunks = key_chunks + problem.v_dim / kChunk;
   const std::int64_t total = static_cast<std::int64_t>(rows) * chunks;
-  for (std::int64_t i = blockIdx.x * kThreads + threadIdx.x; i < total;
-       i += gridDim.x * kThreads) {
+  for (std::int64_t i = blockIdx.x * kThreads + threadIdx.x; i < total; i += gridDim.x * kThreads) {
     const int row = static_cast<int>(i / chunks);
     const int chunk = static_cast<int>(i % chunks);
     const bool of_key = chunk < key_chunks;
@@ -31,10 +30,10 @@ __global__ void gather(const __grid_constant__ Problem problem,
     uint4 moved = make_uint4(0, 0, 0, 0);
     if (token < kv_len) {
       const DeviceTensor& from = of_key ? problem.k : problem.v;
-      moved = *reinterpret_cast<const uint4*>(
-          from.data + (b * from.batch_stride + token * from.token_stride +
-                       kv_head * from.head_stride + element) *
-                          2);
+      moved = *reinterpret_cast<const uint4*>(from.data +
+                                              (b * from.batch_stride + token * from.token_stride +
+                                               kv_head * from.head_stride + element) *
+                                                  2);
     }
     char* to = of_key ? columns.keys : columns.values;
     const std::int64_t dim = of_key ? problem.dim : problem.v_dim;

@@ -24,9 +24,12 @@ std::filesystem::path own_folder() {
 }
 
 std::string library_path() {
-  if (const char* path = std::getenv("MINFERENCE_CUDA_LIBRARY")) return path;
+  const char* given = std::getenv("MINFERENCE_CUDA_LIBRARY");
+  if (given != nullptr && *given != '\0') return given;
   const std::filesystem::path beside = own_folder() / kFile;
   std::error_code ignored;
+  // By name alone, the loader also looks into the run path of the binary that this file was linked
+  // into: the CMake package puts the installed library's folder there.
   return std::filesystem::exists(beside, ignored) ? beside.string() : kFile;
 }
 

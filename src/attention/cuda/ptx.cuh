@@ -156,7 +156,8 @@ class MatrixDescriptor {
  public:
   __device__ MatrixDescriptor(std::uint32_t address, int leading, int stride)
       // The same in every lane: the shuffle tells the compiler so.
-      : low_(__shfl_sync(~0U, (address & 0x3FFFF) >> 4 | static_cast<std::uint32_t>(leading >> 4) << 16, 0)),
+      : low_(__shfl_sync(
+            ~0U, (address & 0x3FFFF) >> 4 | static_cast<std::uint32_t>(leading >> 4) << 16, 0)),
         high_(static_cast<std::uint32_t>(stride >> 4) | 1U << 30) {}
 
   // Of the operand `bytes` further on.
@@ -170,35 +171,36 @@ class MatrixDescriptor {
 };
 
 // Operand lists of the instructions below.
-#define MINFERENCE_REGISTERS_32 \
+#define MINFERENCE_REGISTERS_32                                             \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define MINFERENCE_REGISTERS_64 \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define MINFERENCE_REGISTERS_64                                                      \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define MINFERENCE_REGISTERS_96 \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define MINFERENCE_REGISTERS_96                                                      \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}"
-#define MINFERENCE_REGISTERS_128 \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+#define MINFERENCE_REGISTERS_128                                                                 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
-#define MINFERENCE_ACC_8(d, i)                                                                     \
-  "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),        \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
+  "%127}"
+#define MINFERENCE_ACC_8(d, i)                                                              \
+  "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), \
       "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-#define MINFERENCE_ACC_32(d, i)                                                                    \
-  MINFERENCE_ACC_8(d, i), MINFERENCE_ACC_8(d, (i) + 8), MINFERENCE_ACC_8(d, (i) + 16),             \
+#define MINFERENCE_ACC_32(d, i)                                                        \
+  MINFERENCE_ACC_8(d, i), MINFERENCE_ACC_8(d, (i) + 8), MINFERENCE_ACC_8(d, (i) + 16), \
       MINFERENCE_ACC_8(d, (i) + 24)
 #define MINFERENCE_ACC_64(d, i) MINFERENCE_ACC_32(d, i), MINFERENCE_ACC_32(d, (i) + 32)
 #define MINFERENCE_ACC_96(d, i) MINFERENCE_ACC_64(d, i), MINFERENCE_ACC_32(d, (i) + 64)
@@ -212,100 +214,100 @@ __device__ void wgmma_rs(float (&d)[kHalfN], const std::uint32_t (&a)[4], std::u
 template <class T, bool kBTransposed, int kHalfN>
 __device__ void wgmma_ss(float (&d)[kHalfN], std::uint64_t a, std::uint64_t b, int accumulate);
 
-#define MINFERENCE_WGMMA_64(T, PTX, TRANSPOSED)                                                     \
-  template <>                                                                                      \
-  __device__ inline void wgmma_rs<T, TRANSPOSED, 32>(float (&d)[32], const std::uint32_t (&a)[4],  \
-                                                     std::uint64_t b, int accumulate) {            \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                              \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_32      \
-        ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"                                   \
-        : MINFERENCE_ACC_32(d, 0)                                                                  \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                     \
-          "n"(TRANSPOSED ? 1 : 0));                                                                \
-  }                                                                                                \
-  template <>                                                                                      \
-  __device__ inline void wgmma_ss<T, TRANSPOSED, 32>(float (&d)[32], std::uint64_t a,              \
-                                                     std::uint64_t b, int accumulate) {            \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                              \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_32      \
+#define MINFERENCE_WGMMA_64(T, PTX, TRANSPOSED)                                                 \
+  template <>                                                                                   \
+  __device__ inline void wgmma_rs<T, TRANSPOSED, 32>(float(&d)[32], const std::uint32_t(&a)[4], \
+                                                     std::uint64_t b, int accumulate) {         \
+    asm volatile(                                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                            \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_32   \
+        ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"                                       \
+        : MINFERENCE_ACC_32(d, 0)                                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                  \
+          "n"(TRANSPOSED ? 1 : 0));                                                             \
+  }                                                                                             \
+  template <>                                                                                   \
+  __device__ inline void wgmma_ss<T, TRANSPOSED, 32>(float(&d)[32], std::uint64_t a,            \
+                                                     std::uint64_t b, int accumulate) {         \
+    asm volatile(                                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                            \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_32   \
         ", %32, %33, p, 1, 1, 0, %35;\n}\n"                                                     \
-        : MINFERENCE_ACC_32(d, 0)                                                                  \
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED ? 1 : 0));                               \
+        : MINFERENCE_ACC_32(d, 0)                                                               \
+        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED ? 1 : 0));                            \
   }
-#define MINFERENCE_WGMMA_128(T, PTX, TRANSPOSED)                                                     \
-  template <>                                                                                      \
-  __device__ inline void wgmma_rs<T, TRANSPOSED, 64>(float (&d)[64], const std::uint32_t (&a)[4],  \
-                                                     std::uint64_t b, int accumulate) {            \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                              \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_64      \
-        ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"                                   \
-        : MINFERENCE_ACC_64(d, 0)                                                                  \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                     \
-          "n"(TRANSPOSED ? 1 : 0));                                                                \
-  }                                                                                                \
-  template <>                                                                                      \
-  __device__ inline void wgmma_ss<T, TRANSPOSED, 64>(float (&d)[64], std::uint64_t a,              \
-                                                     std::uint64_t b, int accumulate) {            \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                              \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_64      \
+#define MINFERENCE_WGMMA_128(T, PTX, TRANSPOSED)                                                \
+  template <>                                                                                   \
+  __device__ inline void wgmma_rs<T, TRANSPOSED, 64>(float(&d)[64], const std::uint32_t(&a)[4], \
+                                                     std::uint64_t b, int accumulate) {         \
+    asm volatile(                                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                            \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_64  \
+        ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"                                       \
+        : MINFERENCE_ACC_64(d, 0)                                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                  \
+          "n"(TRANSPOSED ? 1 : 0));                                                             \
+  }                                                                                             \
+  template <>                                                                                   \
+  __device__ inline void wgmma_ss<T, TRANSPOSED, 64>(float(&d)[64], std::uint64_t a,            \
+                                                     std::uint64_t b, int accumulate) {         \
+    asm volatile(                                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                            \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_64  \
         ", %64, %65, p, 1, 1, 0, %67;\n}\n"                                                     \
-        : MINFERENCE_ACC_64(d, 0)                                                                  \
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED ? 1 : 0));                               \
+        : MINFERENCE_ACC_64(d, 0)                                                               \
+        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED ? 1 : 0));                            \
   }
-#define MINFERENCE_WGMMA_192(T, PTX, TRANSPOSED)                                                     \
-  template <>                                                                                      \
-  __device__ inline void wgmma_rs<T, TRANSPOSED, 96>(float (&d)[96], const std::uint32_t (&a)[4],  \
-                                                     std::uint64_t b, int accumulate) {            \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                              \
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_96      \
-        ", {%96, %97, %98, %99}, %100, p, 1, 1, %102;\n}\n"                                   \
-        : MINFERENCE_ACC_96(d, 0)                                                                  \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                     \
-          "n"(TRANSPOSED ? 1 : 0));                                                                \
-  }                                                                                                \
-  template <>                                                                                      \
-  __device__ inline void wgmma_ss<T, TRANSPOSED, 96>(float (&d)[96], std::uint64_t a,              \
-                                                     std::uint64_t b, int accumulate) {            \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                              \
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_96      \
+#define MINFERENCE_WGMMA_192(T, PTX, TRANSPOSED)                                                \
+  template <>                                                                                   \
+  __device__ inline void wgmma_rs<T, TRANSPOSED, 96>(float(&d)[96], const std::uint32_t(&a)[4], \
+                                                     std::uint64_t b, int accumulate) {         \
+    asm volatile(                                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                           \
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_96  \
+        ", {%96, %97, %98, %99}, %100, p, 1, 1, %102;\n}\n"                                     \
+        : MINFERENCE_ACC_96(d, 0)                                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                  \
+          "n"(TRANSPOSED ? 1 : 0));                                                             \
+  }                                                                                             \
+  template <>                                                                                   \
+  __device__ inline void wgmma_ss<T, TRANSPOSED, 96>(float(&d)[96], std::uint64_t a,            \
+                                                     std::uint64_t b, int accumulate) {         \
+    asm volatile(                                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                            \
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_96  \
         ", %96, %97, p, 1, 1, 0, %99;\n}\n"                                                     \
-        : MINFERENCE_ACC_96(d, 0)                                                                  \
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED ? 1 : 0));                               \
+        : MINFERENCE_ACC_96(d, 0)                                                               \
+        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED ? 1 : 0));                            \
   }
-#define MINFERENCE_WGMMA_256(T, PTX, TRANSPOSED)                                                     \
-  template <>                                                                                      \
-  __device__ inline void wgmma_rs<T, TRANSPOSED, 128>(float (&d)[128], const std::uint32_t (&a)[4],  \
-                                                     std::uint64_t b, int accumulate) {            \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"                                              \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_128      \
+#define MINFERENCE_WGMMA_256(T, PTX, TRANSPOSED)                                                  \
+  template <>                                                                                     \
+  __device__ inline void wgmma_rs<T, TRANSPOSED, 128>(float(&d)[128], const std::uint32_t(&a)[4], \
+                                                      std::uint64_t b, int accumulate) {          \
+    asm volatile(                                                                                 \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"                                             \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_128   \
         ", {%128, %129, %130, %131}, %132, p, 1, 1, %134;\n}\n"                                   \
-        : MINFERENCE_ACC_128(d, 0)                                                                  \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                     \
-          "n"(TRANSPOSED ? 1 : 0));                                                                \
-  }                                                                                                \
-  template <>                                                                                      \
-  __device__ inline void wgmma_ss<T, TRANSPOSED, 128>(float (&d)[128], std::uint64_t a,              \
-                                                     std::uint64_t b, int accumulate) {            \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                              \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_128      \
-        ", %128, %129, p, 1, 1, 0, %131;\n}\n"                                                     \
-        : MINFERENCE_ACC_128(d, 0)                                                                  \
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED ? 1 : 0));                               \
+        : MINFERENCE_ACC_128(d, 0)                                                                \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                    \
+          "n"(TRANSPOSED ? 1 : 0));                                                               \
+  }                                                                                               \
+  template <>                                                                                     \
+  __device__ inline void wgmma_ss<T, TRANSPOSED, 128>(float(&d)[128], std::uint64_t a,            \
+                                                      std::uint64_t b, int accumulate) {          \
+    asm volatile(                                                                                 \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                             \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." PTX "." PTX " " MINFERENCE_REGISTERS_128   \
+        ", %128, %129, p, 1, 1, 0, %131;\n}\n"                                                    \
+        : MINFERENCE_ACC_128(d, 0)                                                                \
+        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED ? 1 : 0));                              \
   }
-#define MINFERENCE_WGMMA_OF(T, PTX)      \
-  MINFERENCE_WGMMA_64(T, PTX, false)     \
-  MINFERENCE_WGMMA_64(T, PTX, true)      \
-  MINFERENCE_WGMMA_128(T, PTX, false)    \
-  MINFERENCE_WGMMA_128(T, PTX, true)     \
-  MINFERENCE_WGMMA_192(T, PTX, true)     \
+#define MINFERENCE_WGMMA_OF(T, PTX)   \
+  MINFERENCE_WGMMA_64(T, PTX, false)  \
+  MINFERENCE_WGMMA_64(T, PTX, true)   \
+  MINFERENCE_WGMMA_128(T, PTX, false) \
+  MINFERENCE_WGMMA_128(T, PTX, true)  \
+  MINFERENCE_WGMMA_192(T, PTX, true)  \
   MINFERENCE_WGMMA_256(T, PTX, true)
 
 MINFERENCE_WGMMA_OF(__nv_bfloat16, "bf16")
