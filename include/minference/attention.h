@@ -28,10 +28,10 @@ struct VisibilityMask {
 };
 
 // What attention reads. q, k, v and the output lie on one device, and with them the words of a mask;
-// lengths, block tables and sinks are always the host's. Nothing is copied or kept; keys at and beyond kv_len are never read. A NaN
-// or infinity in a query reaches the output of its own row only, one in a key or value only rows
-// that see the key; the 64 rows of a row block with such a result are computed twice. A visible
-// score of +inf makes its row NaN, one of -inf has weight 0.
+// lengths, block tables and sinks are always the host's. Nothing is copied or kept; keys at and
+// beyond kv_len are never read. A NaN or infinity in a query reaches the output of its own row only,
+// one in a key or value only rows that see the key; the 64 rows of a row block with such a result are
+// computed twice. A visible score of +inf makes its row NaN, one of -inf has weight 0.
 struct AttentionInput {
   TensorView q;  // [batch, q_tokens, q_heads, head_dim], f32, f16 or bf16
   // [batch, kv_tokens, kv_heads, head_dim] and [batch, kv_tokens, kv_heads, v_head_dim], or, with a

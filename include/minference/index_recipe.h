@@ -10,7 +10,7 @@ namespace minference {
 
 struct IndexRecipe {
   enum class Kind : std::uint8_t {
-    kPatterns,     // per query head a HeadPattern, estimated by the last 64 queries where it needs one
+    kPatterns,  // per query head a HeadPattern, estimated by the last 64 queries where it needs one
     kBlockSparse,  // per row block the key blocks whose means match best
   };
   Kind kind = Kind::kPatterns;

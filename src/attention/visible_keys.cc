@@ -159,9 +159,8 @@ void VisibleKeys::finish_tile(std::int64_t count, Tile& tile) const {
 
 bool VisibleKeys::next_keys(Tile& tile) {
   const SequenceGeometry& g = *geometry_;
-  const bool exact =
-      head_ != nullptr && head_->kind == HeadIndex::Kind::kDiagonal &&
-      head_->rounding == RunRounding::kNone;
+  const bool exact = head_ != nullptr && head_->kind == HeadIndex::Kind::kDiagonal &&
+                     head_->rounding == RunRounding::kNone;
   while (cursor_ < end_) {
     const std::uint64_t base = marked(cursor_) & range_bits(first_, end_, cursor_);
     if (static_cast<std::uint32_t>(base) == 0) {

@@ -157,8 +157,9 @@ Stats method_on_cuda(const AttentionInput& input, const AttentionParams& params,
     return stats;
   }
   if (!recipe) {
-    throw Unsupported("method " + std::string(method.name()) + " has no CUDA kernels; those that do: " +
-                      cuda_method_names(input.q.heads(), context));
+    throw Unsupported(
+        "method " + std::string(method.name()) +
+        " has no CUDA kernels; those that do: " + cuda_method_names(input.q.heads(), context));
   }
   return attention_cuda(input, params, output, *recipe);
 }
@@ -176,7 +177,8 @@ Stats attention(const AttentionInput& input, const AttentionParams& params,
     stats = attention(input, params, output);
     stats.fallbacks[input.mask.empty() ? "not causal" : "mask is not a causal prefix"] += 1;
   } else if (input.q.device.kind == Device::Kind::kCuda) {
-    stats = method_on_cuda(input, params, output, method, resolve_options(method, options), context);
+    stats =
+        method_on_cuda(input, params, output, method, resolve_options(method, options), context);
   } else {
     SparseIndex index =
         method.build_index(input, params, resolve_options(method, options), context);

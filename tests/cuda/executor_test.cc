@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <string>
 #include <tuple>
@@ -44,12 +43,6 @@ bool device_has_sm90() {
 
 // The cases as they are (most of them in f32), and with inputs of both 16-bit types.
 enum class Inputs { kAsTheyAre, kBF16, kF16 };
-
-// MINFERENCE_SWEEP_STRIDE=n runs every n-th case, for slow memory checkers.
-std::size_t sweep_stride() {
-  const char* stride = std::getenv("MINFERENCE_SWEEP_STRIDE");
-  return stride == nullptr ? 1 : std::stoul(stride);
-}
 
 class Sweep : public testing::TestWithParam<std::tuple<Executor, Inputs>> {
  protected:

@@ -281,7 +281,7 @@ HeadIndex make_head(Pattern pattern, Budget budget, std::int64_t q_tokens, std::
 
 void make_index(const Case& c, Problem& problem, Random& random) {
   if (c.pattern == Pattern::kNone) return;
-  constexpr Pattern kTurn[] = {Pattern::kUnionRuns, Pattern::kBlocks,    Pattern::kDenseHeads,
+  constexpr Pattern kTurn[] = {Pattern::kUnionRuns,   Pattern::kBlocks,  Pattern::kDenseHeads,
                                Pattern::kStridedRuns, Pattern::kBoxRuns, Pattern::kExactRuns};
   const std::int64_t kv_tokens =
       c.page_size == 0 ? problem.k.view().tokens() : problem.pages_per_sequence * c.page_size;

@@ -15,11 +15,11 @@ namespace minference::cuda {
 // with them.
 struct Box {
   enum Flag : std::uint32_t {
-    kUse = 1,        // << group: the group sees some of the keys
-    kMasked = 4,     // << group: but not every one of its rows every key
-    kColumns = 16,   // start counts the head's gathered columns
-    kExact = 32,     // runs hold for each row by itself
-    kPastEnd = 64,   // the last keys of the box do not exist
+    kUse = 1,       // << group: the group sees some of the keys
+    kMasked = 4,    // << group: but not every one of its rows every key
+    kColumns = 16,  // start counts the head's gathered columns
+    kExact = 32,    // runs hold for each row by itself
+    kPastEnd = 64,  // the last keys of the box do not exist
     kEndOfTile = 128,
     kAlike = 256,  // << group: every row of the group sees the keys of its word
   };
@@ -76,7 +76,8 @@ struct RowTile {
 // Executed by one warp, every lane with the same state.
 class BoxStream {
  public:
-  __device__ __forceinline__ void start(const Problem& problem, const DeviceIndex& index, const RowTile& tile) {
+  __device__ __forceinline__ void start(const Problem& problem, const DeviceIndex& index,
+                                        const RowTile& tile) {
     geometry_ = sequence_geometry(problem, tile.b);
     index_ = &index;
     masked_everywhere_ = problem.mask != nullptr;
@@ -183,7 +184,8 @@ class BoxStream {
   }
 
   // Keys of a run for a group's row block, before visibility.
-  __device__ __forceinline__ void run_interval(const Group& group, const DeviceRun& run, int& low, int& high) const {
+  __device__ __forceinline__ void run_interval(const Group& group, const DeviceRun& run, int& low,
+                                               int& high) const {
     if (head_.rounding == RunRounding::kBox) {
       high = group.block_first_position + kGroupRows - run.begin;
       low = high - (run.end - run.begin + kGroupRows - 1 + kBoxKeys - 1) / kBoxKeys * kBoxKeys;
@@ -255,8 +257,7 @@ class BoxStream {
     at_ = lowest_;
 #pragma unroll
     for (Group& group : groups_) {
-      const bool here =
-          group.block_end > group.block_begin && ids[group.block_end - 1] == highest;
+      const bool here = group.block_end > group.block_begin && ids[group.block_end - 1] == highest;
       group.low = lowest_;
       group.high = here ? lowest_ + kBoxKeys : lowest_;
       if (here) --group.block_end;

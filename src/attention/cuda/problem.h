@@ -36,12 +36,12 @@ struct DeviceTensor {
 // Positions fit in 32 bits: a sequence has at most 2^30 keys. Pointers are device memory.
 struct Problem {
   DeviceTensor q, k, v, out;
-  DeviceTensor lse;                        // data null: not wanted
-  const std::int32_t* q_lens = nullptr;    // [batch], null: q_tokens
-  const std::int32_t* kv_lens = nullptr;   // [batch], null: kv_tokens
+  DeviceTensor lse;                           // data null: not wanted
+  const std::int32_t* q_lens = nullptr;       // [batch], null: q_tokens
+  const std::int32_t* kv_lens = nullptr;      // [batch], null: kv_tokens
   const std::int32_t* block_table = nullptr;  // [batch, pages_per_sequence], null: not paged
-  const float* sinks = nullptr;            // [q_heads] or null
-  const std::uint64_t* mask = nullptr;     // VisibilityMask::words or null
+  const float* sinks = nullptr;               // [q_heads] or null
+  const std::uint64_t* mask = nullptr;        // VisibilityMask::words or null
   std::int64_t mask_row_stride = 0;
   std::int64_t mask_sequence_stride = 0;
   std::int32_t batch = 0;

@@ -70,7 +70,7 @@ class Producer {
       while (stream.next(box)) {
         mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
         if (lane == 0) {
-          mbarrier_arrive_expect(shared_address(&control_.full[at_.stage]), Layout::kStageBytes);
+          mbarrier_expect(shared_address(&control_.full[at_.stage]), Layout::kStageBytes);
           load_box(box, 0, tile.b, kv_head, static_cast<int>(first_column));
         }
         if constexpr (kBoxes == 2) {
@@ -78,6 +78,8 @@ class Producer {
           if (!stream.next(second)) second = box.unseen();
           if (lane == 0) load_box(second, 1, tile.b, kv_head, static_cast<int>(first_column));
         }
+        // Last, so that who waits for the phase sees the flags of its boxes.
+        if (lane == 0) mbarrier_arrive(shared_address(&control_.full[at_.stage]));
         at_.advance();
       }
       mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
@@ -102,8 +104,6 @@ class Producer {
     }
   }
 
-  // The barrier must not complete before the flags are there: the box that is written last is loaded
-  // last.
   __device__ void load_box(const Box& box, int place, int b, int kv_head, int first_column) {
     const std::uint32_t barrier = shared_address(&control_.full[at_.stage]);
     const std::uint32_t to = stages_ + at_.stage * Layout::kStageBytes + place * kPieceBytes;
@@ -115,8 +115,8 @@ class Producer {
     const int token = columns ? first_column + box.start : box.start;
     const int sequence = columns ? 0 : b;
     for (int piece = 0; piece < kDim / kPieceColumns; ++piece) {
-      copy_tensor_4d(to + piece * kBoxes * kPieceBytes, keys, barrier, piece * kPieceColumns, head, token,
-                     sequence);
+      copy_tensor_4d(to + piece * kBoxes * kPieceBytes, keys, barrier, piece * kPieceColumns, head,
+                     token, sequence);
     }
     for (int piece = 0; piece < kVDim / kPieceColumns; ++piece) {
       copy_tensor_4d(to + Layout::kKeyBytes + piece * kBoxes * kPieceBytes, values, barrier,
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<kConsumerRegisters<kDim, kBoxes>>();
     Consumer<T, kDim, kVDim, kBoxes> consumer(problem, index, control, shared_address(q), stages,
-                                      warpgroup - 1);
+                                              warpgroup - 1);
     consumer.run(tickets + 1);
   }
 }
@@ -183,7 +183,8 @@ EncodeTiled encode_tiled() {
                                            cudaEnableDefault, &result),
           "looking for cuTensorMapEncodeTiled");
     if (result != cudaDriverEntryPointSuccess || found == nullptr) {
-      throw Unsupported("this CUDA driver has no cuTensorMapEncodeTiled; needed: driver 525 or newer");
+      throw Unsupported(
+          "this CUDA driver has no cuTensorMapEncodeTiled; needed: driver 525 or newer");
     }
     return reinterpret_cast<EncodeTiled>(found);
   }();
@@ -206,13 +207,13 @@ CUtensorMap tensor_map(const DeviceTensor& tensor, std::int64_t dim, std::int64_
                                  bytes(tensor.batch_stride, batch)};
   const cuuint32_t box[4] = {kPieceColumns, 1, kBoxKeys, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result = encode_tiled()(
-      &map,
-      tensor.dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode_tiled()(&map,
+                     tensor.dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                     4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Unsupported("the CUDA driver refused a tensor map (CUresult " +
                       std::to_string(static_cast<int>(result)) + ")");
@@ -286,8 +287,8 @@ void sm90_attention(const Problem& p, const DeviceIndex& index, const GatheredCo
   maps.q = tensor_map(p.q, p.dim, p.q_heads, p.q_tokens, p.batch);
   maps.k = tensor_map(p.k, p.dim, p.kv_heads, p.kv_tokens, p.batch);
   maps.v = tensor_map(p.v, p.v_dim, p.kv_heads, p.kv_tokens, p.batch);
-  maps.column_keys = tensor_map(dense_rows(columns.keys, p.dim, p.k.dtype), p.dim, 1,
-                                index.column_capacity, 1);
+  maps.column_keys =
+      tensor_map(dense_rows(columns.keys, p.dim, p.k.dtype), p.dim, 1, index.column_capacity, 1);
   maps.column_values = tensor_map(dense_rows(columns.values, p.v_dim, p.v.dtype), p.v_dim, 1,
                                   index.column_capacity, 1);
   check(cudaMemsetAsync(tickets, 0, kTickets * sizeof(int), stream), "clearing tickets");

@@ -24,14 +24,15 @@ class Consumer {
   static constexpr int kKeys = kBoxes * kBoxKeys;
   // Where they fit, queries stay in registers: the product with 64 keys then reads these alone from
   // shared memory, whose bandwidth it would exceed otherwise.
-  static constexpr bool kQInRegisters = kDim * kBoxes <= 128;
+  static constexpr bool kQInRegisters = (kDim * kBoxes) <= 128;
   static constexpr int kQSteps = kDim / 16;
   static constexpr int kScores = kKeys / 2;  // registers of an accumulator of 64 rows
   static constexpr int kOutputs = kVDim / 2;
 
  public:
   __device__ __forceinline__ Consumer(const Problem& problem, const DeviceIndex& index,
-                      typename Layout::Control& control, std::uint32_t q, char* stages, int group)
+                                      typename Layout::Control& control, std::uint32_t q,
+                                      char* stages, int group)
       : problem_(problem),
         index_(index),
         control_(control),
@@ -82,8 +83,7 @@ class Consumer {
 #pragma unroll
     for (int step = 0; step < kQSteps; ++step) {
       const int chunk = step % 4 * 2 + lane() / 16;
-      ldmatrix_x4(queries_[step],
-                  q_ + step / 4 * kPieceBytes + r * 128 + ((chunk ^ (r % 8)) * 16));
+      ldmatrix_x4(queries_[step], q_ + step / 4 * kPieceBytes + r * 128 + ((chunk ^ (r % 8)) * 16));
     }
   }
 
@@ -183,8 +183,7 @@ class Consumer {
     for (int step = 0; step < kKeys / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        weights_[step][i] =
-            pack_pair<T>(scores_[step * 8 + i * 2], scores_[step * 8 + i * 2 + 1]);
+        weights_[step][i] = pack_pair<T>(scores_[step * 8 + i * 2], scores_[step * 8 + i * 2 + 1]);
       }
     }
     pending_stage_ = at_.stage;
@@ -253,14 +252,11 @@ class Consumer {
       if (grown_) {
         const float raised = fmaxf(maximum_[half], largest[half]);
         // Rows that have seen nothing keep -inf, and a difference of infinities is none.
-        growth_[half] = raised == -kInfinity
-                            ? 1.0F
-                            : exp2_fast(maximum_[half] - raised);
+        growth_[half] = raised == -kInfinity ? 1.0F : exp2_fast(maximum_[half] - raised);
         maximum_[half] = raised;
         sum_[half] *= growth_[half];
       }
-      shift[half] =
-          maximum_[half] == -kInfinity ? 0.0F : maximum_[half];
+      shift[half] = maximum_[half] == -kInfinity ? 0.0F : maximum_[half];
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
@@ -297,9 +293,8 @@ class Consumer {
     for (int place = 0; place < kBoxes; ++place) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const std::uint64_t visible =
-            visible_bits(problem_, index_, geometry, tile_, control_.boxes[at_.stage][place],
-                         group_, row(half));
+        const std::uint64_t visible = visible_bits(
+            problem_, index_, geometry, tile_, control_.boxes[at_.stage][place], group_, row(half));
         if (lane() % 4 == 0 && asked_for(row(half))) kept_ += __popcll(visible);
         const std::uint64_t mine = visible >> (lane() % 4 * 2);
 #pragma unroll

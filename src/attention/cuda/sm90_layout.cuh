@@ -13,9 +13,9 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 // Of a multiprocessor's 512 for each of 128 threads. The producer's stay in registers with 72; large
 // heads need more for their sums.
 template <int kDim, int kBoxes>
-constexpr int kProducerRegisters = kDim * kBoxes <= 128 ? 72 : 40;
+constexpr int kProducerRegisters = (kDim * kBoxes) <= 128 ? 72 : 40;
 template <int kDim, int kBoxes>
-constexpr int kConsumerRegisters = kDim * kBoxes <= 128 ? 216 : 232;
+constexpr int kConsumerRegisters = (kDim * kBoxes) <= 128 ? 216 : 232;
 constexpr int kPieceColumns = 64;  // of 16 bits: the 128 bytes that the swizzle permutes
 constexpr int kPieceBytes = kBoxKeys * kPieceColumns * 2;  // of one box or one group of rows
 constexpr int kSharedLimit = 227 * 1024;
@@ -28,8 +28,7 @@ struct Shared {
   static constexpr int kKeyBytes = kBoxes * kBoxKeys * kDim * 2;
   static constexpr int kValueBytes = kBoxes * kBoxKeys * kVDim * 2;
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
-  static constexpr int kStages =
-      std::min(8, (kSharedLimit - 1024 - 1024 - kQBytes) / kStageBytes);
+  static constexpr int kStages = std::min(8, (kSharedLimit - 1024 - 1024 - kQBytes) / kStageBytes);
   static_assert(kStages >= 2);
 
   struct Control {
