@@ -35,12 +35,6 @@ __device__ inline void mbarrier_arrive_expect(std::uint32_t barrier, int bytes) 
                : "memory");
 }
 
-// Lets the phase wait for this many bytes of bulk copies; the arrival comes later.
-__device__ inline void mbarrier_expect(std::uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
 // Waits until the phase of this parity is over.
 __device__ inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(

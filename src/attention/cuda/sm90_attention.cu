@@ -68,18 +68,19 @@ class Producer {
       }
       Box box;
       while (stream.next(box)) {
+        Box second;
+        if (kBoxes == 2 && !stream.next(second)) second = box.unseen();
         mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
         if (lane == 0) {
-          mbarrier_expect(shared_address(&control_.full[at_.stage]), Layout::kStageBytes);
+          // Before the arrival, so that who waits for the phase sees them.
+          control_.boxes[at_.stage][0] = box;
+          if constexpr (kBoxes == 2) control_.boxes[at_.stage][1] = second;
+          mbarrier_arrive_expect(shared_address(&control_.full[at_.stage]), Layout::kStageBytes);
           load_box(box, 0, tile.b, kv_head, static_cast<int>(first_column));
+          if constexpr (kBoxes == 2) {
+            load_box(second, 1, tile.b, kv_head, static_cast<int>(first_column));
+          }
         }
-        if constexpr (kBoxes == 2) {
-          Box second;
-          if (!stream.next(second)) second = box.unseen();
-          if (lane == 0) load_box(second, 1, tile.b, kv_head, static_cast<int>(first_column));
-        }
-        // Last, so that who waits for the phase sees the flags of its boxes.
-        if (lane == 0) mbarrier_arrive(shared_address(&control_.full[at_.stage]));
         at_.advance();
       }
       mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
@@ -107,7 +108,6 @@ class Producer {
   __device__ void load_box(const Box& box, int place, int b, int kv_head, int first_column) {
     const std::uint32_t barrier = shared_address(&control_.full[at_.stage]);
     const std::uint32_t to = stages_ + at_.stage * Layout::kStageBytes + place * kPieceBytes;
-    control_.boxes[at_.stage][place] = box;
     const bool columns = (box.flags & Box::kColumns) != 0;
     const CUtensorMap* keys = columns ? &maps_.column_keys : &maps_.k;
     const CUtensorMap* values = columns ? &maps_.column_values : &maps_.v;
