@@ -594,8 +594,7 @@ void launch(const Arguments& arguments, dim3 grid, cudaStream_t stream) {
   const int threads = 128 * arguments.plan.warpgroups + 32 * kProducerWarps;
   const int bytes = arguments.plan.shared_bytes;
   const auto start = [&](auto* kernel) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "reserving shared memory for the last-q estimate");
+    allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
     kernel<<<grid, threads, bytes, stream>>>(arguments);
     check(cudaGetLastError(), "starting the last-q estimate");
   };
@@ -624,14 +623,6 @@ void launch(const Arguments& arguments, dim3 grid, cudaStream_t stream) {
   }
 }
 
-int attribute(cudaDeviceAttr which) {
-  int device = 0;
-  check(cudaGetDevice(&device), "asking for the current device");
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, which, device), "asking for a property of the device");
-  return value;
-}
-
 }  // namespace
 
 LastQPlan plan_last_q(const Problem& problem) {
@@ -640,7 +631,7 @@ LastQPlan plan_last_q(const Problem& problem) {
   LastQPlan plan;
   while (plan.panels * kPanelDims < problem.dim) plan.panels *= 2;
   const int limit =
-      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - static_cast<int>(sizeof(Control));
+      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - static_cast<int>(sizeof(Control));
   const auto bytes = [&] {
     return 1024 + (plan.warpgroups * plan.pair + plan.stages) * plan.panels * kPanelBytes;
   };
@@ -664,7 +655,7 @@ LastQPlan plan_last_q(const Problem& problem) {
 
   // So many chunks that the multiprocessors finish together.
   const int resident =
-      std::clamp(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) /
+      std::clamp(device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) /
                      (plan.shared_bytes + static_cast<int>(sizeof(Control)) + 1024),
                  1, plan.warpgroups == 2 ? 1 : 2);
   const std::int64_t slots = static_cast<std::int64_t>(resident) * multiprocessors();
