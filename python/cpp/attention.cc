@@ -41,12 +41,8 @@ AttentionArguments read_arguments(nb::handle q, nb::handle k, nb::handle v, nb::
   arguments.table = block_table(table, arguments.batch());
   arguments.sinks = floats("sinks", sinks);
   if (!mask.is_none()) {
-    if (arguments.q.view().device.kind != minference::Device::Kind::kCpu) {
-      throw Unsupported("a mask works with tensors on cpu only; q lies on " +
-                        device_name(arguments.q.device()));
-    }
-    arguments.mask =
-        pack_mask(mask, arguments.batch(), arguments.q.view().tokens(), arguments.key_capacity());
+    arguments.mask = pack_mask(mask, arguments.batch(), arguments.q.view().tokens(),
+                               arguments.key_capacity(), arguments.q.device());
   }
   arguments.params = {.scale = scale,
                       .soft_cap = soft_cap,

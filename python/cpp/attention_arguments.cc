@@ -29,9 +29,7 @@ AttentionInput AttentionArguments::input() const {
   input.block_table = table.pages;
   input.pages_per_sequence = table.pages_per_sequence;
   input.sinks = sinks;
-  if (!mask.words.empty()) {
-    input.mask = {mask.words.data(), mask.row_stride, mask.sequence_stride};
-  }
+  input.mask = {mask.words, mask.row_stride, mask.sequence_stride};
   return input;
 }
 

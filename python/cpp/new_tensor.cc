@@ -13,6 +13,7 @@
 #include "bindings.h"
 #include "core/checked.h"
 #include "minference/attention.h"
+#include "minference/error.h"
 #include "minference/tensor.h"
 #include "tensor_argument.h"
 
@@ -25,6 +26,15 @@ nb::dlpack::dtype dlpack_dtype(DType dtype) {
   const auto code =
       dtype == DType::kBF16 ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float;
   return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * dtype_size(dtype)), 1};
+}
+
+void require_cpu(const TensorArgument& q) {
+  if (q.device().type != nb::device::cpu::value) {
+    throw Unsupported(
+        "q lies on " + device_name(q.device()) +
+        ", where results are made for torch and CuPy only; legal: out=, or tensors of "
+        "these");
+  }
 }
 
 // A new tensor on the CPU, every byte 0.
@@ -43,13 +53,17 @@ nb::ndarray<nb::array_api> zeros(const std::array<std::int64_t, 4>& shape, DType
 }
 
 nb::ndarray<nb::array_api> new_output(nb::handle q, nb::handle v) {
-  const TensorView q_view = TensorArgument("q", q, Access::kRead).view();
+  const TensorArgument query("q", q, Access::kRead);
+  require_cpu(query);
+  const TensorView q_view = query.view();
   const TensorView v_view = TensorArgument("v", v, Access::kRead).view();
   return zeros({q_view.batch(), q_view.tokens(), q_view.heads(), v_view.dim()}, q_view.dtype);
 }
 
 nb::ndarray<nb::array_api> new_lse(nb::handle q) {
-  const TensorView view = TensorArgument("q", q, Access::kRead).view();
+  const TensorArgument query("q", q, Access::kRead);
+  require_cpu(query);
+  const TensorView view = query.view();
   nb::ndarray<nb::array_api> lse =
       zeros({view.batch(), view.tokens(), view.heads(), 1}, DType::kF32);
   std::fill_n(static_cast<float*>(lse.data()), lse.size(), -std::numeric_limits<float>::infinity());

@@ -188,34 +188,56 @@ TensorArgument::TensorArgument(const char* name, nb::handle object, Access acces
 }
 
 PackedMask pack_mask(nb::handle object, std::int64_t batch, std::int64_t q_tokens,
-                     std::int64_t kv_tokens) {
+                     std::int64_t kv_tokens, const Device& device) {
   const ReadOnlyArray array = import_array("mask", object);
-  require_cpu("mask", array);
-  if (!is(array.dtype(), nb::dlpack::dtype_code::Bool)) {
-    throw InvalidArgument("mask has dtype " + dtype_text(array.dtype()) +
-                          "; legal: bool, true where the row sees the key");
+  const Device lies = device_of(array);
+  if (lies != device) {
+    throw InvalidArgument("mask lies on " + device_name(lies) + "; legal: where q lies, " +
+                          device_name(device));
+  }
+  const bool packed = array.dtype().bits == 64 && (is(array.dtype(), nb::dlpack::dtype_code::Int) ||
+                                                   is(array.dtype(), nb::dlpack::dtype_code::UInt));
+  const bool on_cpu = lies.type == nb::device::cpu::value;
+  if (!packed && !(on_cpu && is(array.dtype(), nb::dlpack::dtype_code::Bool))) {
+    throw InvalidArgument(
+        "mask has dtype " + dtype_text(array.dtype()) + " on " + device_name(lies) +
+        "; legal: " + (on_cpu ? "bool, true where the row sees the key, or " : "") +
+        "int64 or uint64, bit j % 64 of word j / 64 for key j");
   }
   const auto extent = [&](std::size_t axis) {
     return static_cast<std::int64_t>(array.shape(axis));
   };
+  const std::int64_t row_words = (kv_tokens + 63) / 64;
+  const std::int64_t last = packed ? row_words : kv_tokens;
   if (array.ndim() != 3 || (extent(0) != batch && extent(0) != 1) || extent(1) != q_tokens ||
-      extent(2) != kv_tokens) {
+      extent(2) != last) {
     std::string shape;
     for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
       shape += (axis == 0 ? "" : ", ") + std::to_string(array.shape(axis));
     }
     throw InvalidArgument("mask has shape [" + shape + "]; legal: [" + std::to_string(batch) +
-                          " or 1, " + std::to_string(q_tokens) + ", " + std::to_string(kv_tokens) +
-                          "]");
+                          " or 1, " + std::to_string(q_tokens) + ", " + std::to_string(last) + "]");
   }
   PackedMask mask;
-  mask.row_stride = (kv_tokens + 63) / 64;
-  mask.sequence_stride = extent(0) == 1 ? 0 : q_tokens * mask.row_stride;
-  mask.words.resize(static_cast<std::size_t>(extent(0) * q_tokens * mask.row_stride));
+  if (packed) {
+    if (last > 1 && array.stride(2) != 1) {
+      throw InvalidArgument("mask has stride " + std::to_string(array.stride(2)) +
+                            " along its words; legal: 1");
+    }
+    mask.given = array;
+    mask.words = static_cast<const std::uint64_t*>(array.data());
+    mask.row_stride = array.stride(1);
+    mask.sequence_stride = extent(0) == 1 ? 0 : array.stride(0);
+    return mask;
+  }
+  mask.row_stride = row_words;
+  mask.sequence_stride = extent(0) == 1 ? 0 : q_tokens * row_words;
+  mask.own.resize(static_cast<std::size_t>(extent(0) * q_tokens * row_words));
+  mask.words = mask.own.data();
   const char* data = static_cast<const char*>(array.data());
   for (std::int64_t b = 0; b < extent(0); ++b) {
     for (std::int64_t i = 0; i < q_tokens; ++i) {
-      std::uint64_t* words = mask.words.data() + (b * q_tokens + i) * mask.row_stride;
+      std::uint64_t* words = mask.own.data() + (b * q_tokens + i) * row_words;
       const char* row = data + b * array.stride(0) + i * array.stride(1);
       for (std::int64_t j = 0; j < kv_tokens; ++j) {
         if (row[j * array.stride(2)] != 0) words[j / 64] |= std::uint64_t{1} << (j % 64);

@@ -44,17 +44,20 @@ class TensorArgument {
   Device device_;
 };
 
-// Visibility of a mask [batch or 1, q_tokens, kv_tokens] of bool, packed to one bit a key as
-// VisibilityMask has it.
+// A mask as VisibilityMask has it, one bit a key: the caller's words or, of a mask of bool, words of
+// its own.
 struct PackedMask {
-  std::vector<std::uint64_t> words;
+  std::vector<std::uint64_t> own;
+  nanobind::ndarray<nanobind::ro> given;
+  const std::uint64_t* words = nullptr;
   std::int64_t row_stride = 0;
   std::int64_t sequence_stride = 0;  // 0: all sequences share one mask
 };
 
-// Throws InvalidArgument unless `object` is such a mask on the CPU.
+// `object`: [batch or 1, q_tokens, kv_tokens] of bool on the CPU, or [batch or 1, q_tokens, words] of
+// int64 or uint64 on `device`. Throws InvalidArgument for anything else.
 PackedMask pack_mask(nanobind::handle object, std::int64_t batch, std::int64_t q_tokens,
-                     std::int64_t kv_tokens);
+                     std::int64_t kv_tokens, const Device& device);
 
 // Numbers of a list, or of a 1-d array of any integer or floating-point type on the CPU; None gives
 // none. Throws InvalidArgument naming the argument `name`.

@@ -1,8 +1,11 @@
 """Results of attention() for NumPy arrays and for tensors of any other library that speaks DLPack."""
 
+import contextlib
 import sys
 
 from . import _core
+
+_LIKE_NUMPY = ("numpy", "cupy")  # libraries with NumPy's functions, whose arrays can be written to
 
 
 def is_traced(q):
@@ -13,17 +16,30 @@ def threads(asked):
     return asked or 0
 
 
-def stream(q):
-    return 0
+def on_stream(q, number):
+    """The context in which a cudaStream_t is the current one; CuPy alone has a current stream to set."""
+    if _library(q) != "cupy" or not number:
+        return contextlib.nullcontext()
+    return sys.modules["cupy"].cuda.ExternalStream(number, q.device.id)
+
+
+def current_stream(q):
+    return sys.modules["cupy"].cuda.get_current_stream(q.device.id).ptr if _library(q) == "cupy" else 0
+
+
+def packed_mask(mask, k, block_table):
+    return mask
 
 
 def begin(q, k, v, sinks, out, q_lens, return_lse):
     """(q, k, v), sinks, and the tensors to write to: out, and lse or None."""
-    if type(q).__module__ == "numpy":
-        zeros, full, shape = _numpy().zeros, _numpy().full, q.shape[:3]
+    name = _library(q)
+    if name in _LIKE_NUMPY:
+        library, shape = sys.modules[name], q.shape[:3]
         if out is None:
-            out = zeros(shape + v.shape[-1:], q.dtype)
-        return (q, k, v), sinks, out, full((*shape, 1), -float("inf"), "f4") if return_lse else None
+            out = library.zeros(shape + v.shape[-1:], q.dtype)
+        lse = library.full((*shape, 1), -float("inf"), "f4") if return_lse else None
+        return (q, k, v), sinks, out, lse
     if out is None:
         out = _core.new_output(q, v)
     return (q, k, v), sinks, out, _core.new_lse(q) if return_lse else None
@@ -40,20 +56,23 @@ def end(q, out, lse, is_new):
 
 
 def heads_first_output(query, value):
-    """A new array [batch, heads, tokens, v_head_dim]; of NumPy alone, others have no common axes."""
-    if type(query).__module__ != "numpy":
-        raise ValueError(f"query is a {type(query).__name__}; legal: a torch tensor or a NumPy array")
-    return _numpy().empty(query.shape[:3] + value.shape[-1:], query.dtype)
+    """A new array [batch, heads, tokens, v_head_dim]; of NumPy and CuPy alone, others have no common axes."""
+    name = _library(query)
+    if name not in _LIKE_NUMPY:
+        raise ValueError(
+            f"query is a {type(query).__name__}; legal: a torch tensor, or an array of NumPy or CuPy"
+        )
+    return sys.modules[name].empty(query.shape[:3] + value.shape[-1:], query.dtype)
 
 
-def _numpy():
-    return sys.modules["numpy"]
+def _library(tensor):
+    return type(tensor).__module__.partition(".")[0]
 
 
 def _as_kind_of(q, tensor):
     """The tensor as q's library has it; as it is, DLPack and nothing else, when q's has no way in."""
-    name = type(q).__module__.partition(".")[0]
-    if name == "numpy":
+    name = _library(q)
+    if name in _LIKE_NUMPY:
         return tensor
     library = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules.get(name)
     take = getattr(library, "from_dlpack", None)

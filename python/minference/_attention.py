@@ -3,6 +3,7 @@ that DLPack can export."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from . import _arrays, _core
 
 _NO_OPTIONS = {}
+_NO_CONTEXT = contextlib.nullcontext()
 
 
 def attention(
@@ -65,7 +67,8 @@ def attention(
             beyond a sequence's q_len are 0 in a new output, and not written in a given one.
         block_table: [batch, pages_per_sequence], int32 or int64, for paged k and v; needs kv_lens.
         mask: [batch or 1, q_tokens, kv_tokens], bool, true where the row sees the key. It replaces
-            the causal rule.
+            the causal rule. Or packed, int64 or uint64 [batch or 1, q_tokens, (kv_tokens + 63) // 64]:
+            bit j % 64 of word j // 64 for key j.
         layer: layer number, for methods and pattern files with rules of a layer.
         patterns: PatternFile with the pattern of every head, for methods that take one.
         options: dict of the method's options; they may be given as keywords too (methods() shows
@@ -76,8 +79,9 @@ def attention(
         segments: a list of Segment for each sequence: the modalities of the prompt.
         precision: "auto" (bfloat16 products where a tensor has 16 bits), "f32" or "bf16".
         threads: None: of torch tensors torch.get_num_threads(), otherwise OpenMP's default.
-        stream: tensors on a CUDA device: the cudaStream_t to work in, as a number; None: torch's
-            current stream, otherwise the device's default stream. The call returns at once.
+        stream: tensors on a CUDA device: the cudaStream_t to work in, as a number; None: the
+            current stream of torch or CuPy, otherwise the device's default stream. The call returns
+            at once.
         measure: tensors on a CUDA device: wait for the work, so that last_stats() has pairs and
             seconds.
         return_lse: also return the natural-log sum of exponentials, [batch, q_tokens, q_heads],
@@ -114,13 +118,16 @@ def attention(
 
     if guard is not None and type(guard) is not _core.Guard:
         guard = _core.Guard(guard)
-    sources, sinks, target, lse = backend.begin(q, k, v, sinks, out, q_lens, return_lse)
-    _core.attend_method(
-        *sources, target, lse, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
-        causal, sliding_window or 0, soft_cap or 0.0, precision, backend.threads(threads),
-        backend.stream(q) if stream is None else stream, measure, layer,
-        patterns, state, guard, rows_after, segments,
-    )  # fmt: skip
+    with _NO_CONTEXT if stream is None else backend.on_stream(q, stream):
+        sources, sinks, target, lse = backend.begin(q, k, v, sinks, out, q_lens, return_lse)
+        if mask is not None:
+            mask = backend.packed_mask(mask, k, block_table)
+        _core.attend_method(
+            *sources, target, lse, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
+            causal, sliding_window or 0, soft_cap or 0.0, precision, backend.threads(threads),
+            backend.current_stream(q) if stream is None else stream, measure, layer,
+            patterns, state, guard, rows_after, segments,
+        )  # fmt: skip
     return backend.end(q, target, lse, out is None)
 
 

@@ -46,7 +46,7 @@ def vertical_slash_sparse_attention(
     sources, _, target, _ = backend.begin(q, k, v, None, out.swapaxes(1, 2), None, False)
     _core.attend_index(
         *sources, target, None, index, None, None, None, None, None, 0.0, True, 0, 0.0, "auto",
-        backend.threads(None), backend.stream(q), False,
+        backend.threads(None), backend.current_stream(q), False,
     )  # fmt: skip
     return out
 

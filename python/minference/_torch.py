@@ -1,6 +1,7 @@
 """Results of attention() for torch tensors, and the operator torch.ops.minference.attention behind it
 that torch.compile and torch.export can trace."""
 
+import contextlib
 from typing import List, Optional, Tuple
 
 import torch
@@ -24,8 +25,40 @@ def threads(asked):
     return torch.get_num_threads() if asked is None else asked
 
 
-def stream(q):
+def on_stream(q, number):
+    """The context in which a cudaStream_t is the current one of q's device."""
+    if not q.is_cuda:
+        return contextlib.nullcontext()
+    stream = torch.cuda.ExternalStream(number, q.device) if number else torch.cuda.default_stream(q.device)
+    return torch.cuda.stream(stream)
+
+
+def current_stream(q):
     return torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+
+
+def packed_mask(mask, k, block_table=None):
+    """A mask of bool on a device as the words that the library reads there, int64 [..., (keys + 63) // 64]:
+    key j is bit j % 64 of word j // 64. Masks on the CPU are packed by the library."""
+    if not isinstance(mask, Tensor) or not mask.is_cuda or mask.dtype != torch.bool:
+        return mask
+    keys = k.shape[1] if block_table is None else k.shape[1] * block_table.shape[1]
+    if mask.dim() != 3 or mask.shape[2] != keys:
+        raise ValueError(f"mask has shape {list(mask.shape)}; legal: [batch or 1, q_tokens, {keys}]")
+    rows = mask.flatten(0, 1) if mask.stride(0) != 0 else mask[0]
+    words = torch.empty(rows.shape[0], -(-rows.shape[1] // 64), dtype=torch.int64, device=mask.device)
+    step = max(1, _PACKED_AT_ONCE // max(rows.shape[1], 1))
+    for begin in range(0, rows.shape[0], step):
+        part = rows[begin : begin + step]
+        padded = part.new_zeros(part.shape[0], 64 * words.shape[1])
+        padded[:, : rows.shape[1]] = part
+        # Eight bytes of 0 or 1 become the eight bits of the topmost byte.
+        octets = padded.view(torch.int64).mul_(0x0102040810204080) >> 56
+        words[begin : begin + step] = octets.to(torch.uint8).view(torch.int64)
+    return words.view(-1, mask.shape[1], words.shape[1])
+
+
+_PACKED_AT_ONCE = 1 << 26  # keys of a mask; two to three times as many bytes are needed meanwhile
 
 
 def begin(q, k, v, sinks, out, q_lens, return_lse):
@@ -143,9 +176,9 @@ def _attention(
     with torch.no_grad():
         sources, sinks, out, lse = begin(q, k, v, sinks, None, q_lens, return_lse)
     _core.attend_method(
-        *sources, out, lse, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
-        causal, sliding_window, soft_cap, precision,
-        threads(None if thread_count < 0 else thread_count), stream(q), False, layer,
+        *sources, out, lse, method, options, q_lens, kv_lens, block_table, sinks,
+        packed_mask(mask, k, block_table), scale, causal, sliding_window, soft_cap, precision,
+        threads(None if thread_count < 0 else thread_count), current_stream(q), False, layer,
         _parsed(patterns), None,
         _core.Guard(guard_mode, guard_rows, min_recall), rows_after, None,
     )  # fmt: skip

@@ -129,8 +129,11 @@ class Subject:
         self.tokens = self.tokens[:, :longest].to(options.device)
         self.cuda = self.tokens.is_cuda
 
-    def use(self, name, method_options):
-        """Makes the model compute attention by a method or by an implementation of transformers."""
+    def use(self, name, method_options, measure=False):
+        """Makes the model compute attention by a method or by an implementation of transformers.
+
+        measure: on a CUDA device, wait for each layer's attention to time it.
+        """
         from transformers import AttentionInterface
 
         from . import find_method, hf
@@ -149,6 +152,7 @@ class Subject:
             patterns=self.options.patterns if takes else None,
             threads=self.options.threads,
             slice_tokens=self.options.slice_tokens,
+            measure=measure,
         )
 
     def reset(self):
@@ -186,9 +190,10 @@ class Subject:
         if hf.is_patched(self.model):
             stats = hf.stats(self.model)
             cell["stats"] = stats
-            cell["attention_seconds"] = stats["kernel_seconds"] + stats["index_seconds"]
-            cell["index_seconds"] = stats["index_seconds"]
-            cell["kept_fraction"] = stats["kept_fraction"]
+            if stats["kept_fraction"] is not None:
+                cell["attention_seconds"] = stats["kernel_seconds"] + stats["index_seconds"]
+                cell["index_seconds"] = stats["index_seconds"]
+                cell["kept_fraction"] = stats["kept_fraction"]
         if self.cuda:
             cell["peak_mib"] = torch.cuda.max_memory_allocated(self.tokens.device) / 2**20
         return cell
@@ -208,8 +213,8 @@ def percentile(values, share):
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def summary(length, label, cells):
-    """One row of the table from the repetitions of a cell."""
+def summary(length, label, cells, measured=None):
+    """One row of the table from the repetitions of a cell, and from one apart that measured its layers."""
     times = [cell["seconds"] for cell in cells]
     row = {"tokens": length, "attention": label, "seconds": times}
     for name, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
@@ -217,6 +222,8 @@ def summary(length, label, cells):
     row["tokens_per_second"] = length / row["p50"]
     for key in ("attention_seconds", "index_seconds", "kept_fraction", "decode_ms", "peak_mib"):
         values = [cell[key] for cell in cells if key in cell]
+        if not values and measured is not None and key in measured:
+            values = [measured[key]]
         if values:
             row[key] = max(values) if key == "peak_mib" else statistics.median(values)
     if "stats" in cells[-1]:
@@ -228,6 +235,7 @@ def bench(subject, length):
     """The rows of one length. A method that fails has a row with its error."""
     options = subject.options
     cells = {label: [] for label, _, _ in options.attn}
+    measured = {}  # on a CUDA device: the last warm-up, which waits for each layer's attention
     errors = {}
     for repetition in range(-options.warmup, options.repetitions):
         for label, name, method_options in options.attn:
@@ -236,20 +244,22 @@ def bench(subject, length):
             which = "warm-up" if repetition < 0 else f"{repetition + 1} of {options.repetitions}"
             _cli.progress(f"{length} tokens, {label}: {which}")
             try:
-                subject.use(name, method_options)
+                subject.use(name, method_options, measure=subject.cuda and repetition < 0)
                 cell = subject.measure(length)
             except (RuntimeError, NotImplementedError) as error:  # out of memory, not on this device
                 errors[label] = str(error).splitlines()[0]
                 continue
             if repetition >= 0:
                 cells[label].append(cell)
+            elif subject.cuda:
+                measured[label] = cell
     _cli.end_progress()
     rows = []
     for label, _, _ in options.attn:
         if label in errors:
             rows.append({"tokens": length, "attention": label, "error": errors[label]})
             continue
-        row = summary(length, label, cells[label])
+        row = summary(length, label, cells[label], measured.get(label))
         if rows and "p50" in rows[0]:
             row["speedup"] = rows[0]["p50"] / row["p50"]
         rows.append(row)

@@ -59,4 +59,5 @@ def exact_implementation(family):
 
 def tokens(batch, length, seed=1):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, 128, (batch, length), generator=generator)
+    numbers = torch.randint(3, 128, (batch, length), generator=generator, device="cpu")
+    return numbers.to(torch.get_default_device())

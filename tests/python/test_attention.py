@@ -128,6 +128,19 @@ def test_mask(shared):
     assert (out[:, 5] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_packed_mask(dtype):
+    q, k, v = problem()
+    mask = random(2, 70, 150, seed=9) > 0.5
+    bits = np.packbits(mask.numpy(), axis=-1, bitorder="little")  # 19 bytes a row
+    words = np.pad(bits, ((0, 0), (0, 0), (0, 5))).view(dtype)
+    want = minference.attention(q, k, v, "dense", mask=mask)
+    assert torch.equal(minference.attention(q, k, v, "dense", mask=words), want)
+    wide = np.zeros((2, 140, 4), dtype)[:, ::2, :3]  # rows of other words between
+    wide[:] = words
+    assert torch.equal(minference.attention(q, k, v, "dense", mask=wide), want)
+
+
 def test_methods_agree_with_their_rule():
     q, k, v = problem(q_tokens=300, kv_tokens=300)
     offset = np.arange(300)[:, None] - np.arange(300)[None, :]

@@ -45,7 +45,7 @@ def paddings(batch, length, kind, generator):
     ("q_length", "q_offset", "unused"), [(40, 0, 0), (25, 15, 0), (1, 39, 0), (30, 20, 14)]
 )
 def test_any_padding(kind, window, q_length, q_offset, unused):
-    generator = torch.Generator().manual_seed(q_length + window)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(q_length + window)
     batch, end = 3, q_offset + q_length
     kv_length = end + unused  # a static cache has places that are not used yet
     padding = paddings(batch, end, kind, generator)

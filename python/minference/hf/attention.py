@@ -16,6 +16,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import minference
 
+from minference._torch import packed_mask
+
 from . import masks
 from .settings import EXACT_ROWS, Layer, warn_once
 from .spans import spans_of
@@ -127,9 +129,16 @@ def _attend(query, key, value, mask, sinks, scale, soft_cap, window, causal, han
         mask = _bidirectional(mask, query, key)
     elif mask is not None and mask.dim() == 4:
         mask = _codes_of(mask)
-    call = dict(scale=scale, soft_cap=soft_cap, threads=layer.settings.threads, layer=layer.index)
+    settings = layer.settings
+    call = dict(
+        scale=scale,
+        soft_cap=soft_cap,
+        threads=settings.threads,
+        layer=layer.index,
+        measure=settings.measure,
+    )
     if sinks is not None:
-        call["sinks"] = sinks.detach().float().cpu()
+        call["sinks"] = _host_sinks(sinks)
     # [batch, tokens, heads, head_dim], views
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
@@ -187,8 +196,8 @@ def _explicit(layer, q, k, v, mask, call, reason):
         layer.totals.add_fallback(f"{reason}, computed exactly")
         warn_once(f"minference: {reason}, computed exactly; minference.hf.stats() counts the layers")
     out = q.new_empty(*q.shape[:3], v.shape[3])
-    visible = masks.as_bool(mask)
-    if visible is None or visible.shape[1] != 1:
+    words = _mask_words(mask, k)
+    if words is None:
         if call["soft_cap"] or "sinks" in call:
             raise NotImplementedError(
                 "a mask that adds to the scores, or differs between heads, together with a soft cap or "
@@ -196,7 +205,7 @@ def _explicit(layer, q, k, v, mask, call, reason):
             )
         query, key, value = (t.transpose(1, 2) for t in (q, k, v))
         return _explicit_sdpa(query, key, value, mask, call["scale"])
-    minference.attention(q, k, v, out=out, method="dense", mask=visible[:, 0], **call)
+    minference.attention(q, k, v, out=out, method="dense", mask=words, **call)
     layer.totals.add_prefill(minference.last_stats())
     return out
 
@@ -237,6 +246,8 @@ def _decode(query, key, value, mask, scale, window):
 _known_codes = WeakTensorKeyDictionary()
 _known_host_codes = WeakTensorKeyDictionary()
 _known_row_masks = WeakTensorKeyDictionary()
+_known_words = WeakTensorKeyDictionary()
+_known_sinks = WeakTensorKeyDictionary()  # to (version of the tensor, its values on the host)
 
 
 def _row_mask(codes, window):
@@ -255,6 +266,31 @@ def _codes_of(mask):
         _known_codes[mask] = masks.recognise(mask)
     codes = _known_codes[mask]
     return mask if codes is None else codes
+
+
+def _mask_words(mask, k):
+    """An explicit mask [batch, 1, q_tokens, kv_tokens] as attention() takes it, packed where that is done on
+    the device; None when it weighs keys, or differs between heads."""
+    words = _known_words.get(mask)
+    if words is None:
+        visible = masks.as_bool(mask)
+        if visible is None or visible.shape[1] != 1:
+            return None
+        words = packed_mask(visible[:, 0], k)
+        if words.is_cuda:  # a view of the mask would keep it alive here
+            _known_words[mask] = words
+    return words
+
+
+def _host_sinks(sinks):
+    """The values of sinks, which are parameters: read from the device once, not in every call."""
+    if sinks.is_inference():  # nobody would tell that it has changed
+        return sinks.float().cpu()
+    version, values = _known_sinks.get(sinks, (None, None))
+    if version != sinks._version:
+        values = sinks.detach().float().cpu()
+        _known_sinks[sinks] = (sinks._version, values)
+    return values
 
 
 def _host_codes(codes):

@@ -34,6 +34,7 @@ def patch(
     guard=None,
     threads=None,
     slice_tokens=0,
+    measure=False,
     on_prefill=None,
 ):
     """Computes the prefill of `model` by an attention method from now on; returns the model.
@@ -50,13 +51,15 @@ def patch(
         threads: None: torch.get_num_threads().
         slice_tokens: rows at a time that norms and MLPs take of a longer prompt, so that their
             intermediate results stay small; 0: all at once. The reference system takes 96,000.
+        measure: on a CUDA device: wait for every layer's attention and measure it, so that stats() has
+            pairs and seconds; otherwise they are None there.
         on_prefill: called with (layer, q, k, v, arguments) before a layer computes a chunk of one
             sequence; see hf.settings.Settings.
 
     Raises:
         TypeError: model is no transformers model.
-        NotImplementedError: its architecture does not use the AttentionInterface, or this build cannot
-            compute on its device.
+        NotImplementedError: its architecture does not use the AttentionInterface, or the method, or
+            this build, cannot compute on its device.
         ValueError: unknown method or option, or a value outside its range; a pattern file that does
             not fit the model; a dtype other than float32, float16 and bfloat16.
         OSError: a pattern file that cannot be read.
@@ -72,8 +75,8 @@ def patch(
         raise ValueError(f"threads is {threads!r}; legal: None or 1 and more")
     if guard is not None and not isinstance(guard, _core.Guard):
         guard = _core.Guard(guard)
-    settings = Settings(chosen.name, options, patterns, guard, threads, on_prefill)
-    _try_device(model)
+    settings = Settings(chosen.name, options, patterns, guard, threads, measure, on_prefill)
+    _try_device(model, settings)
 
     unpatch(model)
     record = _Patch(_implementations(model), Totals())
@@ -175,11 +178,25 @@ def _patterns_for(model, method, patterns):
     return patterns
 
 
-def _try_device(model):
-    """Raises what attention on the model's device and dtype would raise."""
-    if model.device.type != "meta":
-        token = torch.zeros(1, 1, 1, 8, dtype=model.dtype, device=model.device)
-        minference.attention(token, token, token, "dense")
+def _try_device(model, settings):
+    """Raises what attention on the model's device and dtype, and elsewhere than on the CPU by the method,
+    would raise."""
+    if model.device.type == "meta":
+        return
+    token = torch.zeros(1, 1, 1, 8, dtype=model.dtype, device=model.device)
+    minference.attention(token, token, token, "dense")
+    if model.device.type != "cpu":
+        heads = model.config.get_text_config().num_attention_heads
+        token = token.expand(1, 1, heads, 8)
+        minference.attention(
+            token,
+            token,
+            token,
+            settings.method,
+            options=settings.options,
+            patterns=settings.patterns,
+            guard=settings.guard,
+        )
 
 
 def _implementations(model):

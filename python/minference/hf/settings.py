@@ -27,6 +27,7 @@ class Settings:
     patterns: a minference.PatternFile, for methods that take one.
     guard: a minference.Guard, or None.
     threads: None: torch.get_num_threads().
+    measure: on a CUDA device: wait for every layer's attention and measure it.
     on_prefill: called with (layer, q, k, v, arguments) for every chunk of one sequence that a layer
         computes, before it is computed; q, k, v [1, tokens, heads, head_dim], arguments as keywords of
         minference.attention().
@@ -37,7 +38,11 @@ class Settings:
     patterns: Any = None
     guard: Any = None
     threads: int | None = None
+    measure: bool = False
     on_prefill: Callable | None = None
+
+
+_MEASURED = ("kept_pairs", "causal_pairs", "kept_fraction", "index_seconds", "kernel_seconds")
 
 
 class Totals:
@@ -70,9 +75,14 @@ class Totals:
             self._fallbacks[reason] += 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Figures by name. Pairs, times and recall are those of prefill; fallbacks: reason -> layers."""
+        """Figures by name. Pairs, times and recall are those of prefill; fallbacks: reason -> layers.
+
+        What was not measured (on a CUDA device, without Settings.measure) is None.
+        """
         with self._lock:
             figures = self._prefill.to_dict()
+            if self._calls["prefill"] > 0 and figures["causal_pairs"] == 0:
+                figures.update(dict.fromkeys(_MEASURED))
             figures["prefill_calls"] = self._calls["prefill"]
             figures["decode_calls"] = self._calls["decode"]
             figures["fallbacks"] = dict(Counter(figures["fallbacks"]) + self._fallbacks)

@@ -48,10 +48,9 @@ int device_count() {
 // The kernels that a device runs: 90, 80, or 0 when it is too old.
 int kernels_for(int major) { return major == 9 ? 90 : (major >= 8 ? 80 : 0); }
 
+// Of the current device, `ordinal`.
 int chosen_kernels(int ordinal) {
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-        "asking for the compute capability");
+  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
   const int kernels = kernels_for(major);
   if (kernels == 0) {
     throw Unsupported("CUDA device " + std::to_string(ordinal) + " has compute capability " +

@@ -328,8 +328,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 void launch(const Problem& problem, const DeviceIndex& index, const int* needed, int* ticket,
             cudaStream_t stream) {
-  check(cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
-        "reserving shared memory");
+  allow_shared_memory(reinterpret_cast<const void*>(attend), sizeof(Shared));
   attend<<<multiprocessors(), kThreads, sizeof(Shared), stream>>>(problem, index, needed, ticket);
   check(cudaGetLastError(), "starting attention in f32");
 }

@@ -545,14 +545,6 @@ __global__ void __launch_bounds__(Shape<kDim, kVDim>::kThreads, Shape<kDim, kVDi
   block.run(tickets);
 }
 
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0;
-  int value = 0;
-  check(cudaGetDevice(&device), "asking for the current device");
-  check(cudaDeviceGetAttribute(&value, attribute, device), "asking for a limit of the device");
-  return value;
-}
-
 template <class T, int kDim, int kVDim>
 void launch(const Problem& problem, const DeviceIndex& index, Launch launch, int* tickets,
             cudaStream_t stream) {
@@ -566,8 +558,7 @@ void launch(const Problem& problem, const DeviceIndex& index, Launch launch, int
   launch.slots = room >= fixed + kMaxSlots * S::kSlotBytes ? kMaxSlots : 2;
   const int bytes = fixed + launch.slots * S::kSlotBytes;
   const auto kernel = attend<T, kDim, kVDim>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "reserving shared memory");
+  allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
   int blocks = 0;
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, S::kThreads, bytes),
         "counting thread blocks");

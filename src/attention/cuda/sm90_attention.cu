@@ -234,8 +234,7 @@ void launch(const Problem& problem, const DeviceIndex& index, const Maps& maps, 
             cudaStream_t stream) {
   constexpr int kBytes = Shared<kDim, kVDim, kBoxes>::kBytes;
   const auto kernel = attend<T, kDim, kVDim, kBoxes>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "asking for shared memory");
+  allow_shared_memory(reinterpret_cast<const void*>(kernel), kBytes);
   kernel<<<multiprocessors(), kThreads, kBytes, stream>>>(problem, index, maps, tickets);
   check(cudaGetLastError(), "starting the sm_90a attention kernel");
 }

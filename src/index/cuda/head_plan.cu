@@ -3,23 +3,10 @@
 #include <algorithm>
 #include <string>
 
-#include "attention/cuda/check.h"
+#include "attention/cuda/send.h"
 #include "minference/error.h"
 
 namespace minference::cuda {
-namespace {
-
-struct SomePlans {
-  static constexpr int kMany = 48;  // of the 4 KiB that parameters may take
-  HeadPlan plans[kMany];
-};
-
-__global__ void write_plans(const __grid_constant__ SomePlans some, HeadPlan* to, int count) {
-  const int i = static_cast<int>(threadIdx.x);
-  if (i < count) to[i] = some.plans[i];
-}
-
-}  // namespace
 
 void add_block_head(const Problem& problem, std::int64_t blocks, HeadPlan& plan,
                     IndexArrays& arrays) {
@@ -52,14 +39,8 @@ void allocate(const Problem& problem, MemoryPieces& workspace, IndexArrays& arra
 }
 
 void upload_plans(const std::vector<HeadPlan>& plans, HeadPlan* to, cudaStream_t stream) {
-  const int all = static_cast<int>(plans.size());
-  for (int first = 0; first < all; first += SomePlans::kMany) {
-    SomePlans some;
-    const int count = std::min(SomePlans::kMany, all - first);
-    std::copy_n(plans.begin() + first, count, some.plans);
-    write_plans<<<1, SomePlans::kMany, 0, stream>>>(some, to + first, count);
-    check(cudaGetLastError(), "sending the plans of an index");
-  }
+  static_assert(sizeof(HeadPlan) % 4 == 0);
+  send(plans.data(), static_cast<std::int64_t>(plans.size() * sizeof(HeadPlan)), to, stream);
 }
 
 }  // namespace minference::cuda

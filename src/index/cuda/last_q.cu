@@ -589,8 +589,7 @@ void launch(const Arguments& arguments, dim3 grid, cudaStream_t stream) {
   const int bytes = arguments.plan.shared_bytes;
   const int threads = 128 * arguments.plan.heads + 32 * kProducerWarps;
   const auto start = [&](auto* kernel) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "reserving shared memory for the last-q estimate");
+    allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
     kernel<<<grid, threads, bytes, stream>>>(arguments);
     check(cudaGetLastError(), "starting the last-q estimate");
   };

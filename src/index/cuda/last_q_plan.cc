@@ -12,14 +12,6 @@ constexpr int kPanelDims = 64;
 constexpr int kPanelBytes = kLastRows * kPanelDims * 2;
 constexpr int kStepKeys = 16;  // of a range, in a tile
 
-int attribute(cudaDeviceAttr which) {
-  int device = 0;
-  check(cudaGetDevice(&device), "asking for the current device");
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, which, device), "asking for a property of the device");
-  return value;
-}
-
 }  // namespace
 
 LastQPlan plan_last_q(const Problem& problem) {
@@ -29,7 +21,7 @@ LastQPlan plan_last_q(const Problem& problem) {
   constexpr int kFixedBytes = LastQPlan::kFixedBytes;
   LastQPlan plan;
   while (plan.panels * kPanelDims < problem.dim) plan.panels *= 2;
-  const int limit = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kFixedBytes;
+  const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kFixedBytes;
   const auto bytes = [&] {
     return 1024 + (plan.heads + LastQPlan::kStages) * plan.panels * kPanelBytes;
   };
@@ -48,7 +40,7 @@ LastQPlan plan_last_q(const Problem& problem) {
       kSumBytes / unit_bytes, 1, std::min(units, kMaxGrid / problem.group)));
 
   // So many chunks that the multiprocessors finish together.
-  const int resident = std::clamp(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) /
+  const int resident = std::clamp(device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) /
                                       (plan.shared_bytes + kFixedBytes + 1024),
                                   1, kMaxHeads / plan.heads);
   const std::int64_t slots = static_cast<std::int64_t>(resident) * multiprocessors();

@@ -268,9 +268,7 @@ void pool(const Arguments& a, cudaStream_t stream) {
 template <int kPanels>
 void start_scores(const Arguments& a, int rows, int heads, cudaStream_t stream) {
   constexpr int kBytes = 1024 + 6 * kPanels * kPanelBytes;  // a tile of queries, two of keys
-  check(cudaFuncSetAttribute(scores_kernel<kPanels>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kBytes),
-        "reserving shared memory for pooled scores");
+  allow_shared_memory(reinterpret_cast<const void*>(scores_kernel<kPanels>), kBytes);
   scores_kernel<kPanels>
       <<<dim3((rows + kTileTokens - 1) / kTileTokens, heads,
               (a.plan.stride + kTilesOfBlock * kTileTokens - 1) / (kTilesOfBlock * kTileTokens)),

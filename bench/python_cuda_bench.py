@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Time to first token of a Llama-3 8B-shaped model on a CUDA device: ours beside torch's SDPA.
+
+The weights are random and the prompt is random tokens, so that nothing has to be fetched; what is measured
+depends on shapes alone, but for a method's estimate, whose budgets are given here. "minference" runs with
+the head mix of bench/cuda_bench.cc, the proportions of a published configuration of that model.
+
+  bench/python_cuda_bench.py --json ttft.json                       # 32 layers, 32k and 128k tokens
+  bench/python_cuda_bench.py --layers 4 --lengths 32k -r 3          # quick
+  bench/python_cuda_bench.py --attn sdpa_cudnn,dense,vertical_slash --chunk 32k
+
+--attn takes what `python -m minference.bench` does, and sdpa_fa2 and sdpa_cudnn: torch's SDPA held to one
+kernel (FlashAttention 2, cuDNN). Other arguments are handed to minference.bench.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+
+import minference
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 3580165449.0,
+    "max_position_embeddings": 1048576,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+# Of 32 heads so many have a budget of so many columns and offsets.
+HEAD_MIX = [(15, 1000, 6096), (9, 30, 800), (5, 100, 800), (2, 3500, 100), (1, 500, 700)]
+
+
+def head_mix(layers):
+    deck = [(vertical, slash) for share, vertical, slash in HEAD_MIX for _ in range(share)]
+    patterns = minference.PatternFile(layers)
+    for layer in range(layers):
+        for head in range(32):  # a step without common factor with 32 spreads each kind over the KV heads
+            patterns.set(layer, head, "vertical_and_slash", *deck[head * 13 % 32])
+    return patterns
+
+
+def register_sdpa(name, backend):
+    """transformers' own SDPA, held to one of torch's kernels, as the attention implementation `name`."""
+    from torch.nn.attention import sdpa_kernel
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def forward(*arguments, **keywords):
+        with sdpa_kernel(backend):
+            return sdpa_attention_forward(*arguments, **keywords)
+
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=32, help="decoder layers (default: 32, the model's)")
+    parser.add_argument("--attn", default="sdpa_fa2,sdpa_cudnn,dense,minference", help="(default: %(default)s)")
+    parser.add_argument("--lengths", default="32k,128k", help="prompt lengths (default: %(default)s)")
+    arguments, others = parser.parse_known_args()
+    if not 1 <= arguments.layers <= 32:
+        parser.error(f"--layers is {arguments.layers}; legal: 1 to 32")
+
+    from minference import _cli, bench
+    from torch.nn.attention import SDPBackend
+
+    register_sdpa("sdpa_fa2", SDPBackend.FLASH_ATTENTION)
+    register_sdpa("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)
+    with tempfile.TemporaryDirectory() as folder:
+        config = {**CONFIG, "num_hidden_layers": arguments.layers}
+        pathlib.Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        patterns = pathlib.Path(folder, "head_mix.json")
+        head_mix(arguments.layers).save(str(patterns))
+        options = ["--model", folder, "--random-weights", "--device", "cuda", "--dtype", "bfloat16"]
+        options += ["--lengths", arguments.lengths, "--attn", arguments.attn, "--patterns", str(patterns)]
+        return _cli.run("python_cuda_bench.py", bench.main, bench.parse(options + others))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
