@@ -70,7 +70,7 @@ Plugin& plugin() {
 }
 
 // Of the next computations, see plugin_api.h. ggml computes in the thread that calls it.
-thread_local std::int64_t rows_after = 0;
+thread_local std::int64_t rows_after = -1;
 thread_local std::span<const Segment> segments;
 
 void say(const std::string& text) { std::fprintf(stderr, "minference: %s\n", text.c_str()); }
@@ -268,7 +268,7 @@ const char* stats() noexcept {
 
 void reset_stats() noexcept { plugin().board.reset(); }
 
-void set_rows_after(std::int64_t rows) noexcept { rows_after = std::max<std::int64_t>(rows, 0); }
+void set_rows_after(std::int64_t rows) noexcept { rows_after = std::max<std::int64_t>(rows, -1); }
 
 void set_segments(const Segment* first, std::int64_t count) noexcept {
   segments = {first, static_cast<std::size_t>(std::max<std::int64_t>(count, 0))};

@@ -36,9 +36,10 @@ using StatsFn = const char* (*)();
 inline constexpr char kResetStatsName[] = "minference_reset_stats";
 using ResetStatsFn = void (*)();
 
-// How many rows of the same prompt follow those of the calling thread's next computations; 0, as at
-// the start: none, or not known. With 0, methods that treat the last rows of a prompt in another way
-// (tri_shape) treat those of every chunk so. Ignored where sequences share a batch.
+// How many rows of the same prompt follow those of the calling thread's next computations; -1, as at
+// the start: not known. With 0 and with -1, methods that treat the last rows of a prompt in another
+// way (tri_shape) treat those of the chunk so; with 0, methods that share an estimate between chunks
+// estimate this one anew. Ignored where sequences share a batch.
 inline constexpr char kSetRowsAfterName[] = "minference_set_rows_after";
 using SetRowsAfterFn = void (*)(std::int64_t rows);
 

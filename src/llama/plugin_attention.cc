@@ -163,7 +163,7 @@ class FlashAttention {
     MethodContext result = context();
     // The hints are of the whole batch: where sequences share it, nothing is known of each.
     if (run.rows == q_.tokens() && op_->src[0]->ne[3] == 1) {
-      result.rows_after = {&hints_.rows_after, 1};
+      if (hints_.rows_after >= 0) result.rows_after = {&hints_.rows_after, 1};
       result.segments = {&hints_.segments, 1};
     }
     result.state = prompts_.find(layer_, input.k.data);

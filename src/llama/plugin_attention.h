@@ -38,7 +38,7 @@ struct Observer {
 // What an operation itself does not say.
 struct CallHints {
   int threads = 0;
-  std::int64_t rows_after = 0;  // see plugin_api.h
+  std::int64_t rows_after = -1;  // see plugin_api.h
   Observer observer;
   std::span<const Segment> segments;  // see plugin_api.h
 };

@@ -13,7 +13,7 @@ namespace minference {
 
 SparseIndex build_from_patterns(const AttentionInput& input, const AttentionParams& params,
                                 const std::function<HeadPattern(std::int64_t)>& pattern_of,
-                                MethodState* state, std::int64_t estimate_every) {
+                                const MethodContext& context, std::int64_t estimate_every) {
   const Stopwatch watch;
   SparseIndex index = dense_method().build_index(input, params, {}, {});
   std::vector<HeadPattern> patterns(index.q_heads);
@@ -35,7 +35,7 @@ SparseIndex build_from_patterns(const AttentionInput& input, const AttentionPara
       }
     }
   }
-  SharedEstimate shared(state, index, geometry, estimate_every);
+  SharedEstimate shared(context, index, geometry, estimate_every);
   estimate_last_q(input, params, kLastQ, shared.renew(vertical_slash),
                   [&](const LastQEstimate& estimate) {
                     const HeadPattern& pattern = patterns[estimate.h];

@@ -12,11 +12,11 @@
 namespace minference {
 
 // The index of every sequence and head; pattern_of(h) gives the pattern of query head h. One last-q
-// estimate serves all vertical-slash heads; heads that need none pay for none. With a state it also
-// serves later chunks, until `estimate_every` more rows have come. The numbers of a block_sparse
+// estimate serves all vertical-slash heads; heads that need none pay for none. With a state in
+// `context` it also serves later chunks, until `estimate_every` more rows have come. The numbers of a block_sparse
 // pattern are ignored, as in the reference system: it keeps kBlockSparseTopK blocks.
 SparseIndex build_from_patterns(const AttentionInput& input, const AttentionParams& params,
                                 const std::function<HeadPattern(std::int64_t)>& pattern_of,
-                                MethodState* state, std::int64_t estimate_every);
+                                const MethodContext& context, std::int64_t estimate_every);
 
 }  // namespace minference

@@ -38,7 +38,7 @@ class MInferenceMethod final : public Method {
                           const MethodContext& context) const override {
     if (dense_layer(options, context)) return dense_method().build_index(input, params, {}, {});
     return build_from_patterns(
-        input, params, [&](std::int64_t h) { return pattern(h, options, context); }, context.state,
+        input, params, [&](std::int64_t h) { return pattern(h, options, context); }, context,
         whole_option(options, "estimate_every"));
   }
 

@@ -34,9 +34,12 @@ void fit_state(MethodState& state, const SparseIndex& index) {
   }
 }
 
-SharedEstimate::SharedEstimate(MethodState* state, const SparseIndex& index,
+SharedEstimate::SharedEstimate(const MethodContext& context, const SparseIndex& index,
                                std::span<const SequenceGeometry> geometry, std::int64_t rows)
-    : state_(state == nullptr ? &of_this_call_ : state), geometry_(geometry), rows_(rows) {
+    : state_(context.state == nullptr ? &of_this_call_ : context.state),
+      rows_after_(context.rows_after),
+      geometry_(geometry),
+      rows_(rows) {
   fit_state(*state_, index);
 }
 
@@ -44,6 +47,11 @@ SharedEstimate::SharedEstimate(MethodState* state, const SparseIndex& index,
 std::int64_t SharedEstimate::lifetime(std::int64_t estimated) const {
   constexpr std::int64_t kShareOfPrompt = 4;
   return rows_ == kForever ? rows_ : std::min(rows_, estimated / kShareOfPrompt);
+}
+
+// An estimate for the whole prompt is for its last chunk, too.
+bool SharedEstimate::is_last(std::int64_t b) const {
+  return rows_ != kForever && !rows_after_.empty() && rows_after_[b] == 0;
 }
 
 std::vector<std::uint8_t> SharedEstimate::renew(std::span<const std::uint8_t> needed) {
@@ -54,7 +62,7 @@ std::vector<std::uint8_t> SharedEstimate::renew(std::span<const std::uint8_t> ne
     if (sequence.q_len == 0) continue;
     std::int64_t& estimated = state_->kv_lens[b];
     bool stale = estimated == 0 || sequence.position(0) < estimated ||
-                 sequence.kv_len - estimated >= lifetime(estimated);
+                 sequence.kv_len - estimated >= lifetime(estimated) || is_last(b);
     // Heads that were short enough to be dense at the time of the estimate may need one now.
     bool any = false;
     for (std::int64_t h = 0; h < heads; ++h) {

@@ -31,7 +31,7 @@ class VerticalSlashMethod final : public Method {
                           const MethodOptions& options,
                           const MethodContext& context) const override {
     return build_from_patterns(
-        input, params, [&](std::int64_t) { return pattern(options); }, context.state,
+        input, params, [&](std::int64_t) { return pattern(options); }, context,
         whole_option(options, "estimate_every"));
   }
 

@@ -33,7 +33,7 @@ void check_case(const Case& c, const Fill& values, Exact exact) {
   };
   const Inputs inputs(c.shape, fill);
   const SparseIndex expected = build_from_patterns(
-      inputs.input, inputs.params, [&](std::int64_t h) { return c.patterns[h]; }, nullptr, 1);
+      inputs.input, inputs.params, [&](std::int64_t h) { return c.patterns[h]; }, {}, 1);
   const std::int64_t bytes = cuda::pattern_index_bytes(inputs.problem, c.patterns);
   const DeviceArray<char> memory(bytes);
   REQUIRE_CUDA(cudaMemset(memory.get(), 0xFF, bytes));

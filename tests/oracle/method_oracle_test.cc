@@ -496,6 +496,35 @@ TEST(SharedEstimate, ServesChunksUntilEnoughRowsHaveCome) {
   }
 }
 
+// A prompt's last rows hold its question: no estimate of earlier rows may stand for them.
+TEST(SharedEstimate, TheLastChunkHasItsOwn) {
+  Case c = estimated();
+  c.q_len = 6000;
+  c.extra = 0;
+  const Problem problem = make_problem(c);
+  const Method& method = find_method("vertical_slash");
+  const MethodOptions options =
+      resolve_options(method, {{"vertical_size", 50}, {"slash_size", 110}});
+  MethodState state;
+  MethodContext context;
+  context.state = &state;
+  const auto next = [&](std::int64_t begin, std::int64_t end, std::int64_t rows_after) {
+    context.rows_after = {&rows_after, 1};
+    return method.build_index(part_of(problem.input(), 0, begin, end - begin, end), problem.params,
+                              options, context);
+  };
+  next(0, 5000, 1000);
+  const SparseIndex shared = next(5000, 5500, 500);
+  const SparseIndex last = next(5500, 6000, 0);
+  const SparseIndex alone = chunk_of("vertical_slash", problem, nullptr, options, 5500, 6000);
+  bool differ = false;
+  for (std::size_t i = 0; i < last.heads.size(); ++i) {
+    expect_same_head(last.heads[i], alone.heads[i]);
+    differ = differ || last.heads[i].columns != shared.heads[i].columns;
+  }
+  EXPECT_TRUE(differ);
+}
+
 // Heads that a budget covered when the others were estimated get their estimate when it no longer
 // does.
 TEST(SharedEstimate, ReachesHeadsThatWereDenseBefore) {
