@@ -17,14 +17,15 @@ sources := $(shell find include src tests bench -name '*.h' -o -name '*.cc' -o -
 help: ## print this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 	@echo
-	@echo "Variables: PRESET=release|debug|asan|tsan|aarch64 (default release), NPROC (default: all cores)"
+	@echo "Variables: PRESET=release|debug|asan|tsan|aarch64 (default release), NPROC (default: all cores),"
+	@echo "           CMAKE_ARGS (for example '-D MINFERENCE_CUDA=OFF')"
 
 deps: ## install missing system packages (apt; needs root or sudo only if something is missing)
 	@scripts/install-deps.sh
 
 # Warnings stop continuous integration, not a user with another compiler.
 configure: deps
-	cmake --preset $(PRESET) -D MINFERENCE_WERROR=$(if $(CI),ON,OFF)
+	cmake --preset $(PRESET) -D MINFERENCE_WERROR=$(if $(CI),ON,OFF) $(CMAKE_ARGS)
 
 build: configure ## build the library, the command line and the llama.cpp plug-in
 	$(cmake_build) minference minference-cli ggml-minference

@@ -2,8 +2,8 @@
 
 Examples:
   python -m minference.bench -m models/smollm2-135m-instruct-q4_1.gguf --lengths 4k,8k --text book.txt
-  python -m minference.bench -m Qwen/Qwen2.5-7B-Instruct --device cuda --lengths 32k,128k --text book.txt \\
-      --attn sdpa,dense,minference --patterns Qwen/Qwen2.5-7B-Instruct --json ttft.json --plot ttft.png
+  python -m minference.bench -m Qwen/Qwen2.5-Coder-0.5B-Instruct --device cuda --lengths 32k,128k --text book.txt \\
+      --attn sdpa,dense,minference --patterns qwen2.5-coder-0.5b-instruct --json ttft.json --plot ttft.png
   python -m minference.bench -m folder/with/config --random-weights --lengths 8k \\
       --attn sdpa,vertical_slash:vertical_size=800:slash_size=1000 --chunk 2048
 
