@@ -8,6 +8,7 @@
 
 #include "attention/cuda/box_stream.cuh"
 #include "attention/cuda/ptx.cuh"
+#include "attention/cuda/softmax.cuh"
 
 namespace minference::cuda {
 
@@ -115,7 +116,6 @@ struct RowSum {
 
   // Factor on the row's weighted sum of values.
   __device__ float close(const float* sinks, int head) {
-    constexpr float kLog2E = 1.4426950408889634F;
     const float sink = sinks == nullptr ? -INFINITY : sinks[head] * kLog2E;
     // A sum of exactly 0 is a row that saw no key.
     if (sum == 0) {

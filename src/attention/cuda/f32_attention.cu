@@ -8,6 +8,7 @@
 #include "attention/cuda/box_ring.cuh"
 #include "attention/cuda/check.h"
 #include "attention/cuda/elements.cuh"
+#include "attention/cuda/softmax.cuh"
 #include "attention/cuda/tile_order.cuh"
 
 namespace minference::cuda {
@@ -19,8 +20,6 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kDims = 64;  // at a time
 constexpr int kMaxDim = 256;
 constexpr int kPitch = kDims + 1;  // of keys: lanes read the same dim of different rows
-constexpr float kInfinity = INFINITY;
-constexpr float kLog2E = 1.4426950408889634F;
 
 struct Shared {
   BoxRing ring;

@@ -1,21 +1,15 @@
 // The consumer of the sm_90a executor: one warpgroup that attends to 64 rows of a tile.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "attention/cuda/box_stream.cuh"
 #include "attention/cuda/elements.cuh"
 #include "attention/cuda/ptx.cuh"
 #include "attention/cuda/sm90_layout.cuh"
+#include "attention/cuda/softmax.cuh"
 
 namespace minference::cuda::sm90 {
-
-constexpr float kInfinity = INFINITY;
-constexpr float kLog2E = 1.4426950408889634F;
-// The sums are rescaled only when a row's maximum has grown by more than this factor of 2: until then
-// weights stay below 2^8, which no type overflows.
-constexpr float kRescaleThreshold = 8.0F;
 
 template <class T, int kDim, int kVDim, int kBoxes>
 class Consumer {

@@ -19,6 +19,7 @@ inline constexpr int kLastRows = 64;
 // each warp of its warpgroups, and a query head a warpgroup.
 struct LastQPlan {
   static constexpr int kRanges = 4;
+  static constexpr int kStepKeys = 16;           // of a range, in a tile
   static constexpr int kMaxHeads = 4;            // of a thread block
   static constexpr int kStages = 4;              // tiles of keys in flight
   static constexpr int kFixedBytes = 14 * 1024;  // of shared memory, beside the tiles

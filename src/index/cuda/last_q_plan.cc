@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kPanelDims = 64;
 constexpr int kPanelBytes = kLastRows * kPanelDims * 2;
-constexpr int kStepKeys = 16;  // of a range, in a tile
+constexpr int kStepKeys = LastQPlan::kStepKeys;
 
 }  // namespace
 

@@ -13,6 +13,7 @@
 #include "attention/cuda/mma.cuh"
 #include "attention/cuda/problem.h"
 #include "attention/cuda/ptx.cuh"
+#include "attention/cuda/softmax.cuh"
 
 namespace minference::cuda {
 
@@ -21,7 +22,6 @@ inline constexpr int kPanelDims = 64;   // 128 bytes a row: what the swizzle per
 inline constexpr int kPanelBytes = kTileTokens * kPanelDims * 2;
 inline constexpr int kChunkDims = 8;  // 16 bytes, moved at a time
 inline constexpr int kScores = 32;    // a lane
-inline constexpr float kLog2E = 1.4426950408889634F;
 
 // Byte offset of a chunk of a tile's row within its panel.
 __device__ inline int chunk_offset(int row, int chunk) {
