@@ -238,7 +238,7 @@ class FlexPrefillMethod final : public Method {
       const bool sparse = sequence.q_len > 0 && !rule.is_dense(sequence.kv_len);
       wanted.insert(wanted.end(), index.q_heads, sparse ? 1 : 0);
     }
-    SharedEstimate shared(context, index, geometry, whole_option(options, "estimate_every"));
+    SharedEstimate shared(input, context, index, geometry, whole_option(options, "estimate_every"));
     const std::vector<std::uint8_t> renewed = shared.renew(wanted);
     // Means are needed where heads are estimated, and for the maps of query-aware ones.
     std::vector<std::uint8_t> pool = renewed;

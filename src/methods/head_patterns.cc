@@ -35,7 +35,7 @@ SparseIndex build_from_patterns(const AttentionInput& input, const AttentionPara
       }
     }
   }
-  SharedEstimate shared(context, index, geometry, estimate_every);
+  SharedEstimate shared(input, context, index, geometry, estimate_every);
   estimate_last_q(input, params, kLastQ, shared.renew(vertical_slash),
                   [&](const LastQEstimate& estimate) {
                     const HeadPattern& pattern = patterns[estimate.h];

@@ -26,9 +26,10 @@ class MInferenceMethod final : public Method {
   std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
                                     const MethodContext& context) const override {
     IndexRecipe recipe;
+    recipe.patterns.assign(q_heads, everything());
+    if (dense_layer(options, context)) return recipe;
     for (std::int64_t h = 0; h < q_heads; ++h) {
-      recipe.patterns.push_back(dense_layer(options, context) ? everything()
-                                                              : pattern(h, options, context));
+      recipe.patterns[h] = pattern(h, options, context);
     }
     return recipe;
   }

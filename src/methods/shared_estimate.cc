@@ -34,24 +34,23 @@ void fit_state(MethodState& state, const SparseIndex& index) {
   }
 }
 
-SharedEstimate::SharedEstimate(const MethodContext& context, const SparseIndex& index,
-                               std::span<const SequenceGeometry> geometry, std::int64_t rows)
+SharedEstimate::SharedEstimate(const AttentionInput& input, const MethodContext& context,
+                               const SparseIndex& index, std::span<const SequenceGeometry> geometry,
+                               std::int64_t rows)
     : state_(context.state == nullptr ? &of_this_call_ : context.state),
-      rows_after_(context.rows_after),
+      is_last_(index.batch, 0),
       geometry_(geometry),
       rows_(rows) {
   fit_state(*state_, index);
+  // An estimate for the whole prompt is for its last chunk, too.
+  if (rows == kForever || context.rows_after.empty()) return;
+  for (std::int64_t b = 0; b < index.batch; ++b) is_last_[b] = rows_after(input, context, b) == 0;
 }
 
 // Of a short prompt the new rows soon are a large part, about which the estimate knows nothing.
 std::int64_t SharedEstimate::lifetime(std::int64_t estimated) const {
   constexpr std::int64_t kShareOfPrompt = 4;
   return rows_ == kForever ? rows_ : std::min(rows_, estimated / kShareOfPrompt);
-}
-
-// An estimate for the whole prompt is for its last chunk, too.
-bool SharedEstimate::is_last(std::int64_t b) const {
-  return rows_ != kForever && !rows_after_.empty() && rows_after_[b] == 0;
 }
 
 std::vector<std::uint8_t> SharedEstimate::renew(std::span<const std::uint8_t> needed) {
@@ -62,7 +61,7 @@ std::vector<std::uint8_t> SharedEstimate::renew(std::span<const std::uint8_t> ne
     if (sequence.q_len == 0) continue;
     std::int64_t& estimated = state_->kv_lens[b];
     bool stale = estimated == 0 || sequence.position(0) < estimated ||
-                 sequence.kv_len - estimated >= lifetime(estimated) || is_last(b);
+                 sequence.kv_len - estimated >= lifetime(estimated) || is_last_[b] != 0;
     // Heads that were short enough to be dense at the time of the estimate may need one now.
     bool any = false;
     for (std::int64_t h = 0; h < heads; ++h) {

@@ -28,8 +28,9 @@ class SharedEstimate {
   // Of `context`: a state, as fit_state(), or null: then every chunk is estimated anew; and the rows
   // that are still to come, where they are known: a prompt's last chunk, where questions stand, gets
   // an estimate of its own.
-  SharedEstimate(const MethodContext& context, const SparseIndex& index,
-                 std::span<const SequenceGeometry> geometry, std::int64_t rows);
+  SharedEstimate(const AttentionInput& input, const MethodContext& context,
+                 const SparseIndex& index, std::span<const SequenceGeometry> geometry,
+                 std::int64_t rows);
   SharedEstimate(const SharedEstimate&) = delete;
   SharedEstimate& operator=(const SharedEstimate&) = delete;
 
@@ -43,11 +44,10 @@ class SharedEstimate {
 
  private:
   std::int64_t lifetime(std::int64_t estimated) const;
-  bool is_last(std::int64_t b) const;
 
   MethodState of_this_call_;
   MethodState* state_;
-  std::span<const std::int64_t> rows_after_;  // [batch] or empty
+  std::vector<std::uint8_t> is_last_;  // [batch] whether the chunk is known to be the prompt's last
   std::span<const SequenceGeometry> geometry_;
   std::int64_t rows_;
 };

@@ -38,7 +38,7 @@ class StaticMethod final : public Method {
                               "from position 0, or a MethodContext with a state");
       }
     }
-    SharedEstimate shared(context, index, geometry, SharedEstimate::kForever);
+    SharedEstimate shared(input, context, index, geometry, SharedEstimate::kForever);
     const std::vector<std::uint8_t> every_head(index.heads.size(), 1);
     estimate_last_q(input, params, kLastQ, shared.renew(every_head),
                     [&](const LastQEstimate& estimate) {

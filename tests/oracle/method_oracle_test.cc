@@ -525,6 +525,22 @@ TEST(SharedEstimate, TheLastChunkHasItsOwn) {
   EXPECT_TRUE(differ);
 }
 
+TEST(SharedEstimate, RefusesRowsAfterThatAreNotOneASequence) {
+  Case c = estimated();
+  c.batch = 2;
+  const Problem problem = make_problem(c);
+  const std::int64_t rows_after = 0;
+  MethodContext context;
+  context.rows_after = {&rows_after, 1};
+  for (const char* name : {"vertical_slash", "minference", "flexprefill"}) {
+    const Method& method = find_method(name);
+    EXPECT_THROW(
+        method.build_index(problem.input(), problem.params, resolve_options(method, {}), context),
+        InvalidArgument)
+        << name;
+  }
+}
+
 // Heads that a budget covered when the others were estimated get their estimate when it no longer
 // does.
 TEST(SharedEstimate, ReachesHeadsThatWereDenseBefore) {
