@@ -48,9 +48,10 @@ class Producer {
       RowTile tile;
       const bool more = turn < order.count();
       if (more && !order.tile(index_, turn, tile)) continue;
-      mbarrier_wait(shared_address(&control_.q_empty), q_phase ^ 1);
-      q_phase ^= 1;
+      // Only the lane that fills waits: it can outrun the others by a whole turn of the pipeline, and
+      // what they took for the phase before would be the one after.
       if (lane == 0) {
+        mbarrier_wait(shared_address(&control_.q_empty), q_phase ^ 1);
         control_.tile = tile;
         if (more) {
           load_queries(tile);
@@ -58,6 +59,8 @@ class Producer {
           mbarrier_arrive(shared_address(&control_.q_full));
         }
       }
+      __syncwarp();
+      q_phase ^= 1;
       if (!more) return;
       BoxStream stream;
       stream.start(problem_, index_, tile);
@@ -70,8 +73,8 @@ class Producer {
       while (stream.next(box)) {
         Box second;
         if (kBoxes == 2 && !stream.next(second)) second = box.unseen();
-        mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
         if (lane == 0) {
+          mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
           // Before the arrival, so that who waits for the phase sees them.
           control_.boxes[at_.stage][0] = box;
           if constexpr (kBoxes == 2) control_.boxes[at_.stage][1] = second;
@@ -81,13 +84,15 @@ class Producer {
             load_box(second, 1, tile.b, kv_head, static_cast<int>(first_column));
           }
         }
+        __syncwarp();
         at_.advance();
       }
-      mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
       if (lane == 0) {
+        mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
         control_.boxes[at_.stage][0].flags = Box::kEndOfTile;
         mbarrier_arrive(shared_address(&control_.full[at_.stage]));
       }
+      __syncwarp();
       at_.advance();
     }
   }
