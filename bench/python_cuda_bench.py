@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Time to first token of a Llama-3 8B-shaped model on a CUDA device: ours beside torch's SDPA.
 
-The weights are random and the prompt is random tokens, so that nothing has to be fetched; what is measured
-depends on shapes alone, but for a method's estimate, whose budgets are given here. "minference" runs with
-the head mix of bench/cuda_bench.cc, the proportions of a published configuration of that model.
+The weights are random and the prompt is random tokens, so that nothing has to be fetched. Dense attention
+depends on shapes alone, but what a sparse method keeps depends on where attention lies: so queries and keys
+get what trained ones have, as in bench/cuda_inputs.cu: a constant part, by which attention falls with the
+distance, and keys of some tokens that are heavy from everywhere. "minference" runs with the head mix of
+bench/cuda_bench.cc, the proportions of a published configuration of that model.
 
   bench/python_cuda_bench.py --json ttft.json                       # 32 layers, 32k and 128k tokens
   bench/python_cuda_bench.py --layers 4 --lengths 32k -r 3          # quick
@@ -15,6 +17,7 @@ kernel (FlashAttention 2, cuDNN). Other arguments are handed to minference.bench
 
 import argparse
 import json
+import math
 import pathlib
 import sys
 import tempfile
@@ -23,7 +26,8 @@ import minference
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+    "model_type": "structured_llama",
+    "attention_bias": True,
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -48,6 +52,58 @@ def head_mix(layers):
         for head in range(32):  # a step without common factor with 32 spreads each kind over the KV heads
             patterns.set(layer, head, "vertical_and_slash", *deck[head * 13 % 32])
     return patterns
+
+
+def register_model():
+    """The model type "structured_llama": transformers' Llama, whose random weights get the structure."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    class StructuredConfig(LlamaConfig):
+        model_type = "structured_llama"
+
+    class StructuredLlama(LlamaForCausalLM):
+        config_class = StructuredConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            give_structure(self, torch)
+
+    AutoConfig.register("structured_llama", StructuredConfig)
+    AutoModelForCausalLM.register(StructuredConfig, StructuredLlama)
+
+
+def give_structure(model, torch):
+    """Queries and keys of 0.8 standard deviations around a constant of 1 to 2.5 in every pair of dims that
+    RoPE turns; the tokens of one direction, one in 400, have 3 more in the slow pairs of their keys."""
+    config = model.config
+    dim, hidden, kv_heads = config.head_dim, config.hidden_size, config.num_key_value_heads
+    direction = torch.randn(hidden)
+    direction /= direction.norm()
+    # Larger than what the layers add to the residual stream, so that it is there in all of them.
+    strength = 2000.0
+    embeddings = model.model.embed_tokens.weight
+    embeddings.data[torch.rand(config.vocab_size) < 1 / 400] += (strength * direction).to(embeddings.dtype)
+    # After the norm a heavy token is nearly this direction alone.
+    length = math.sqrt(hidden)
+    slow = torch.arange(dim // 2) >= dim * 3 // 8
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        pairs = (kv_heads, dim // 2)
+        angle = 2 * math.pi * torch.rand(pairs)
+        turned = torch.cat([angle.cos(), angle.sin()], dim=-1)
+        constant = (1 + 1.5 * torch.rand(pairs)).repeat(1, 2) * turned
+        heavy = 3 * turned * slow.repeat(2)
+        group = config.num_attention_heads // kv_heads
+        for projection, bias in (
+            (attention.q_proj, constant.repeat_interleave(group, dim=0)),
+            (attention.k_proj, constant),
+        ):
+            projection.weight.data *= 0.8 / (config.initializer_range * length)
+            projection.bias.data = bias.flatten().to(projection.bias.dtype)
+        attention.k_proj.weight.data += torch.outer(heavy.flatten(), direction / length).to(
+            attention.k_proj.weight.dtype
+        )
 
 
 def register_sdpa(name, backend):
@@ -79,6 +135,7 @@ def main():
     from minference import _cli, bench
     from torch.nn.attention import SDPBackend
 
+    register_model()
     register_sdpa("sdpa_fa2", SDPBackend.FLASH_ATTENTION)
     register_sdpa("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,5 @@
-"""Times PyTorch's scaled_dot_product_attention on a CUDA device, backend by backend.
+"""Times PyTorch's attention on a CUDA device: scaled_dot_product_attention, backend by backend, and
+FlexAttention, compiled.
 
 One causal sequence of bf16, random inputs of order 1; the median of several runs after a warm-up. The
 figures stand beside those of cuda_bench in docs/performance.md.
@@ -12,7 +13,34 @@ import sys
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+SDPA = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+BACKENDS = [*SDPA, "flex"]
+
+
+def causal(batch, head, query, key):
+    return query >= key
+
+
+def flex(tokens):
+    """FlexAttention with a causal block mask, as a function of q, k and v."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = torch.compile(create_block_mask)(causal, None, None, tokens, tokens, device="cuda")
+    compiled = torch.compile(flex_attention)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=True)
+
+
+def attention(backend, tokens):
+    if backend == "flex":
+        return flex(tokens)
+
+    def sdpa(q, k, v):
+        with sdpa_kernel(SDPA[backend]):
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True
+            )
+
+    return sdpa
 
 
 def measure(backend, tokens, heads, kv_heads, head_dim, repetitions):
@@ -21,11 +49,12 @@ def measure(backend, tokens, heads, kv_heads, head_dim, repetitions):
     k = torch.randn(shape(kv_heads), device="cuda", dtype=torch.bfloat16)
     v = torch.randn(shape(kv_heads), device="cuda", dtype=torch.bfloat16)
     times = []
-    with sdpa_kernel(BACKENDS[backend]), torch.no_grad():
+    attend = attention(backend, tokens)
+    with torch.no_grad():
         for i in range(repetitions + 1):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            attend(q, k, v)
             end.record()
             end.synchronize()
             if i > 0:
@@ -37,7 +66,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-p", "--tokens", type=lambda s: [int(t) for t in s.split(",")],
                         default=[8192, 32768, 131072], help="prompt lengths, separated by commas")
-    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=BACKENDS)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)

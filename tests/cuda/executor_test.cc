@@ -66,6 +66,12 @@ class Sweep : public testing::TestWithParam<std::tuple<Executor, Inputs>> {
                          index, level);
   }
 
+  // The level of the CPU that rounds as the kernels do.
+  static IsaLevel level_of(const Case& c) {
+    const bool f32 = c.q_dtype == DType::kF32 && c.kv_dtype == DType::kF32;
+    return f32 ? IsaLevel::kGeneric : IsaLevel::kAvx512Bf16;
+  }
+
   static void sweep(const std::vector<Case>& cases) {
     std::size_t taken = 0;
     std::size_t seen = 0;
@@ -77,8 +83,7 @@ class Sweep : public testing::TestWithParam<std::tuple<Executor, Inputs>> {
         if (!cuda::sm90_takes(device.problem())) continue;
       }
       ++taken;
-      const bool f32 = c.q_dtype == DType::kF32 && c.kv_dtype == DType::kF32;
-      expect_matches_reference(c, run, {f32 ? IsaLevel::kGeneric : IsaLevel::kAvx512Bf16});
+      expect_matches_reference(c, run, {level_of(c)});
     }
     std::printf("%zu of %zu cases are this executor's\n", taken, seen);
   }
@@ -92,6 +97,38 @@ TEST_P(Sweep, Patterns) { sweep(pattern_cases()); }
 TEST_P(Sweep, Features) { sweep(feature_cases()); }
 TEST_P(Sweep, RandomFirst) { sweep(random_cases(150, 20240702)); }
 TEST_P(Sweep, RandomSecond) { sweep(random_cases(150, 20250811)); }
+
+TEST_P(Sweep, PatternsOfLargeHeads) {
+  std::vector<Case> cases;
+  const std::vector<Case> all = pattern_cases();
+  for (std::size_t i = 0; i < all.size(); i += 7) {
+    cases.push_back(all[i]);
+    cases.back().dim = cases.back().v_dim = 256;
+  }
+  sweep(cases);
+}
+
+// Large heads leave the pipeline two stages: the first row block then multiplies also a box of which it
+// sees nothing, here that of the columns.
+TEST_P(Sweep, ColumnsThatOneRowBlockSees) {
+  for (const std::int64_t dim : {64, 128, 192, 256}) {
+    Case c;
+    c.q_len = 128;
+    c.extra = 1000;
+    c.q_heads = c.kv_heads = 1;
+    c.dim = c.v_dim = dim;
+    c.values = Values::kExact;
+    c = adapted(c);
+    HeadIndex head;
+    head.kind = HeadIndex::Kind::kDiagonal;
+    head.rounding = RunRounding::kBox;
+    head.runs = {{500, 501, 1}};
+    for (std::int64_t key = c.extra + 64; key < c.extra + 128; ++key) head.columns.push_back(key);
+    Problem problem = make_problem(c);
+    problem.sparse = SparseIndex{1, 1, {head}};
+    expect_matches_reference(c, problem, run, {level_of(c)});
+  }
+}
 
 // A value that is not finite reaches the rows that see its key, and no other.
 TEST_P(Sweep, NonFiniteRowsStayAlone) {

@@ -259,7 +259,8 @@ HeadIndex make_head(Pattern pattern, Budget budget, std::int64_t q_tokens, std::
       for (std::int64_t key = 0; key < std::min<std::int64_t>(kv_tokens, 5); ++key) {
         head.columns.push_back(key);
       }
-      head.runs = {{0, budget == Budget::kOne ? 1 : 37, 1}};
+      // The longest holds whole boxes of keys for every row of a row block.
+      head.runs = {{0, budget == Budget::kOne ? 1 : (budget < Budget::kAll ? 37 : 300), 1}};
       break;
     case Pattern::kUnionRuns:
     case Pattern::kBoxRuns:
@@ -362,8 +363,9 @@ std::string describe(const Case& c) {
   static constexpr const char* kValues[] = {"order 1", "order 30",  "all equal", "dominant key",
                                             "zeros",   "denormals", "exact"};
   static constexpr const char* kMasks[] = {"none", "causal", "left pad", "random"};
-  static constexpr const char* kPatterns[] = {"none",       "dense heads",  "A-shape", "union runs",
-                                              "exact runs", "strided runs", "blocks",  "mixed"};
+  static constexpr const char* kPatterns[] = {"none",         "dense heads", "A-shape",
+                                              "union runs",   "box runs",    "exact runs",
+                                              "strided runs", "blocks",      "mixed"};
   static constexpr const char* kBudgets[] = {"nothing", "one", "some", "all", "more than all"};
   std::ostringstream text;
   text << "batch " << c.batch << ", q " << c.q_len << " + " << c.extra << ", heads " << c.q_heads

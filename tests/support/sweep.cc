@@ -146,8 +146,12 @@ void judge(const Case& c, const Problem& problem, IsaLevel level, const Rows& ac
 
 void expect_matches_reference(const Case& c, const Runner& run,
                               const std::vector<IsaLevel>& levels) {
+  expect_matches_reference(c, make_problem(c), run, levels);
+}
+
+void expect_matches_reference(const Case& c, const Problem& problem, const Runner& run,
+                              const std::vector<IsaLevel>& levels) {
   SCOPED_TRACE(describe(c));
-  const Problem problem = make_problem(c);
   const AttentionInput input = problem.input();
   Result exact = make_result(input, DType::kF32, Layout::kPacked);
   const Stats counted = attention_reference(input, problem.params, exact.output(), problem.index());

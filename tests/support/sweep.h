@@ -37,5 +37,8 @@ std::size_t sweep_stride();
 // Failures name the case.
 void expect_matches_reference(const Case& c, const Runner& run,
                               const std::vector<IsaLevel>& levels);
+// The same for a problem that was made from the case and changed since.
+void expect_matches_reference(const Case& c, const Problem& problem, const Runner& run,
+                              const std::vector<IsaLevel>& levels);
 
 }  // namespace minference::test

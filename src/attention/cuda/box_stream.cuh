@@ -94,13 +94,15 @@ class BoxStream {
     at_ = 0;
     lowest_ = 1;  // no interval yet
     columns_left_ = 0;
+    run_begin_ = 0;
+    run_end_ = 0;
     flags_ = masked_everywhere_ ? kAllMasked : 0;
     switch (head_.kind) {
       case HeadIndex::Kind::kDense:
         start_dense();
         break;
       case HeadIndex::Kind::kDiagonal:
-        if (head_.rounding == RunRounding::kNone) flags_ = kAllMasked | Box::kExact;
+        if (head_.rounding == RunRounding::kNone) flags_ |= Box::kExact;
         columns_left_ = lower_bound(index.columns + head_.column_begin, head_.column_count,
                                     min(end_, geometry_.kv_len));
         break;
@@ -204,6 +206,8 @@ class BoxStream {
     while (next_ < head_.run_count) {
       const DeviceRun run = index_->runs[head_.run_begin + next_];
       ++next_;
+      run_begin_ = run.begin;
+      run_end_ = run.stride == 1 ? run.end : run.begin;
       int lowest = INT32_MAX;
       int highest = INT32_MIN;
 #pragma unroll
@@ -265,6 +269,13 @@ class BoxStream {
     return true;
   }
 
+  // Whether every row of the group has all keys of a box in the current run, if runs are exact.
+  __device__ __forceinline__ bool covered_for_all(const Group& group, std::int32_t start) const {
+    return (flags_ & Box::kExact) == 0 ||
+           (start > group.block_last_position - run_end_ &&
+            start + kBoxKeys - 1 <= group.block_first_position - run_begin_);
+  }
+
   // Flags and words of a box of keys; false when no row sees any of it.
   __device__ __forceinline__ bool fill(Box& box) const {
     box.flags = flags_;
@@ -280,7 +291,9 @@ class BoxStream {
       const bool alike = group.all_first <= box.start + max(low, 0) &&
                          group.all_end >= box.start + min(high, kBoxKeys);
       if (alike) box.flags |= Box::kAlike << g;
-      if (box.word[g] != ~0ULL || !alike) box.flags |= Box::kMasked << g;
+      if (box.word[g] != ~0ULL || !alike || !covered_for_all(group, box.start)) {
+        box.flags |= Box::kMasked << g;
+      }
     }
     if (box.start + kBoxKeys > geometry_.kv_len) box.flags |= Box::kPastEnd;
     return (box.flags & (Box::kUse | Box::kUse << 1)) != 0;
@@ -334,11 +347,12 @@ class BoxStream {
         }
         box.word[g] |= static_cast<std::uint64_t>(__ballot_sync(~0U, kept)) << (32 * half);
       }
-      if (box.word[g] == 0) continue;
-      box.flags |= Box::kUse << g;
+      if (box.word[g] != 0) box.flags |= Box::kUse << g;
       const bool alike = columns[0] >= group.all_first && columns[count - 1] < group.all_end;
       if (alike) box.flags |= Box::kAlike << g;
-      if (box.word[g] != ~0ULL || !alike) box.flags |= Box::kMasked << g;
+      if (box.word[g] != ~0ULL || !alike || (flags_ & Box::kExact) != 0) {
+        box.flags |= Box::kMasked << g;
+      }
     }
     return (box.flags & (Box::kUse | Box::kUse << 1)) != 0;
   }
@@ -352,6 +366,9 @@ class BoxStream {
   std::int32_t first_ = 0;  // keys that any row sees lie in [first_, end_)
   std::int32_t end_ = 0;
   std::int32_t next_ = 0;  // run
+  // The current run, empty where its stride leaves keys out.
+  std::int32_t run_begin_ = 0;
+  std::int32_t run_end_ = 0;
   // Boxes of the current interval: at_, at_ - 64, ... lowest_.
   std::int32_t at_ = 0;
   std::int32_t lowest_ = 1;
