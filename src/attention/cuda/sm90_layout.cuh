@@ -10,12 +10,13 @@ namespace minference::cuda::sm90 {
 
 constexpr int kConsumers = kGroups;
 constexpr int kThreads = 128 * (kConsumers + 1);
-// Of a multiprocessor's 512 for each of 128 threads. The producer's stay in registers with 72; large
-// heads need more for their sums.
+// Of a multiprocessor's 512 for each of 128 threads: as few for the producer as let it spill little, the
+// rest for the two consumers, whose sums grow with the head.
 template <int kDim, int kBoxes>
-constexpr int kProducerRegisters = (kDim * kBoxes) <= 128 ? 72 : 40;
+constexpr int kProducerRegisters = (kDim * kBoxes) <= 128 ? 88
+                                                          : (kDim <= 192 && kBoxes == 1 ? 72 : 56);
 template <int kDim, int kBoxes>
-constexpr int kConsumerRegisters = (kDim * kBoxes) <= 128 ? 216 : 232;
+constexpr int kConsumerRegisters = (504 - kProducerRegisters<kDim, kBoxes>) / 2;
 constexpr int kPieceColumns = 64;  // of 16 bits: the 128 bytes that the swizzle permutes
 constexpr int kPieceBytes = kBoxKeys * kPieceColumns * 2;  // of one box or one group of rows
 constexpr int kSharedLimit = 227 * 1024;
