@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -31,6 +32,8 @@ struct Bench {
   std::int64_t kv_heads = 8;
   std::int64_t head_dim = 128;
   int repetitions = 5;
+  bool guard = false;
+  bool host_time = false;
   std::string json_path;
 };
 
@@ -67,14 +70,16 @@ class Runner {
   }
 
   Stats run(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
-            bool measure) const {
+            bool measure, const GuardOptions& guard = {}) const {
     AttentionInput input;
     input.q = q;
     input.k = k;
     input.v = v;
     AttentionParams params;
     params.measure = measure;
-    return attention(input, params, {out, {}}, *method_, {}, context_);
+    MethodContext context = context_;
+    context.guard = guard;
+    return attention(input, params, {out, {}}, *method_, {}, context);
   }
 
   // The same on the CPU, with runs rounded as the device rounds them.
@@ -137,14 +142,9 @@ double error_against_cpu(const Bench& bench, const std::string& name) {
   return std::sqrt(differences / squares);
 }
 
-nlohmann::json measure(const Bench& bench, const std::string& name, std::int64_t tokens) {
-  const CudaInputs inputs(tokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
-  const Runner runner(bench, name);
-  const auto run = [&](bool measured) {
-    return runner.run(inputs.q, inputs.k, inputs.v, inputs.out, measured);
-  };
-  run(false);
-  const Stats stats = run(true);
+// Milliseconds of the device for each repetition, sorted.
+template <class Call>
+std::vector<double> device_times(const Bench& bench, const Call& call) {
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
   cuda::check(cudaEventCreate(&begin), "creating an event");
@@ -153,7 +153,7 @@ nlohmann::json measure(const Bench& bench, const std::string& name, std::int64_t
   for (int i = 0; i < bench.repetitions; ++i) {
     float milliseconds = 0;
     cuda::check(cudaEventRecord(begin), "recording an event");
-    run(false);
+    call();
     cuda::check(cudaEventRecord(end), "recording an event");
     cuda::check(cudaEventSynchronize(end), "waiting for attention");
     cuda::check(cudaEventElapsedTime(&milliseconds, begin, end), "timing attention");
@@ -162,21 +162,85 @@ nlohmann::json measure(const Bench& bench, const std::string& name, std::int64_t
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
   std::sort(times.begin(), times.end());
+  return times;
+}
+
+nlohmann::json measure(const Bench& bench, const std::string& name, std::int64_t tokens) {
+  const CudaInputs inputs(tokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
+  const Runner runner(bench, name);
+  const auto run = [&](bool measured, const GuardOptions& guard = {}) {
+    return runner.run(inputs.q, inputs.k, inputs.v, inputs.out, measured, guard);
+  };
+  run(false);
+  const Stats stats = run(true);
+  const std::vector<double> times = device_times(bench, [&] { run(false); });
   const double median = times[times.size() / 2];
   const double flops = 4.0 * static_cast<double>(bench.head_dim * stats.kept_pairs);
+  nlohmann::json row = {{"method", name},
+                        {"tokens", tokens},
+                        {"q_heads", bench.q_heads},
+                        {"kv_heads", bench.kv_heads},
+                        {"head_dim", bench.head_dim},
+                        {"kept", stats.kept_fraction()},
+                        {"index_ms", stats.index_seconds * 1e3},
+                        {"kernel_ms", stats.kernel_seconds * 1e3},
+                        {"total_ms", median},
+                        {"total_min_ms", times.front()},
+                        {"total_max_ms", times.back()},
+                        {"kernel_tflops", flops / stats.kernel_seconds * 1e-12},
+                        {"total_tflops", flops / median * 1e-9}};
+  if (!bench.guard) return row;
+  // One that lets every head pass: nothing but the guard's own work is added.
+  const GuardOptions guard{.mode = GuardMode::kEnforce, .min_recall = 0};
+  row["recall"] = run(true, guard).mass_recall();
+  const std::vector<double> guarded = device_times(bench, [&] { run(false, guard); });
+  row["guard_ms"] = guarded[guarded.size() / 2] - median;
+  return row;
+}
+
+// Microseconds of the host until a call returns.
+nlohmann::json measure_host(const Bench& bench, const std::string& name, std::int64_t tokens) {
+  const CudaInputs inputs(tokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
+  const Runner runner(bench, name);
+  const GuardOptions guard{.mode = bench.guard ? GuardMode::kEnforce : GuardMode::kOff,
+                           .min_recall = 0};
+  constexpr int kCalls = 10;  // in a row, as the layers of a model follow each other
+  std::vector<double> times;
+  for (int i = 0; i <= bench.repetitions; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int call = 0; call < kCalls; ++call) {
+      runner.run(inputs.q, inputs.k, inputs.v, inputs.out, false, guard);
+    }
+    const std::chrono::duration<double, std::micro> spent =
+        std::chrono::steady_clock::now() - begin;
+    cuda::check(cudaDeviceSynchronize(), "waiting for attention");
+    if (i > 0) times.push_back(spent.count() / kCalls);  // the first is a warm-up
+  }
+  std::sort(times.begin(), times.end());
   return {{"method", name},
           {"tokens", tokens},
-          {"q_heads", bench.q_heads},
-          {"kv_heads", bench.kv_heads},
-          {"head_dim", bench.head_dim},
-          {"kept", stats.kept_fraction()},
-          {"index_ms", stats.index_seconds * 1e3},
-          {"kernel_ms", stats.kernel_seconds * 1e3},
-          {"total_ms", median},
-          {"total_min_ms", times.front()},
-          {"total_max_ms", times.back()},
-          {"kernel_tflops", flops / stats.kernel_seconds * 1e-12},
-          {"total_tflops", flops / median * 1e-9}};
+          {"host_us", times[times.size() / 2]},
+          {"host_min_us", times.front()},
+          {"host_max_us", times.back()}};
+}
+
+void print_row(const nlohmann::json& row) {
+  std::printf("%-16s %9lld %6.2f%% %9.3f %10.3f %10.3f %10.3f..%9.3f %9.0f",
+              row["method"].get<std::string>().c_str(), row["tokens"].get<long long>(),
+              row["kept"].get<double>() * 100, row["index_ms"].get<double>(),
+              row["kernel_ms"].get<double>(), row["total_ms"].get<double>(),
+              row["total_min_ms"].get<double>(), row["total_max_ms"].get<double>(),
+              row["total_tflops"].get<double>());
+  if (row.contains("guard_ms")) {
+    std::printf(" %9.4f %7.4f", row["guard_ms"].get<double>(), row["recall"].get<double>());
+  }
+  std::printf("\n");
+}
+
+void print_host_row(const nlohmann::json& row) {
+  std::printf("%-16s %9lld %10.1f %10.1f..%9.1f\n", row["method"].get<std::string>().c_str(),
+              row["tokens"].get<long long>(), row["host_us"].get<double>(),
+              row["host_min_us"].get<double>(), row["host_max_us"].get<double>());
 }
 
 int run(const Bench& bench) {
@@ -192,17 +256,23 @@ int run(const Bench& bench) {
       return 1;
     }
   }
-  std::printf("%-16s %9s %7s %9s %10s %10s %21s %9s\n", "method", "tokens", "kept", "index ms",
-              "kernel ms", "total ms", "min .. max", "TFLOP/s");
+  if (bench.host_time) {
+    std::printf("%-16s %9s %10s %21s\n", "method", "tokens", "host us", "min .. max");
+  } else {
+    std::printf("%-16s %9s %7s %9s %10s %10s %21s %9s%s\n", "method", "tokens", "kept", "index ms",
+                "kernel ms", "total ms", "min .. max", "TFLOP/s",
+                bench.guard ? "  guard ms  recall" : "");
+  }
   nlohmann::json rows = nlohmann::json::array();
   for (const std::int64_t tokens : bench.tokens) {
     for (const std::string& name : bench.methods) {
-      const nlohmann::json row = measure(bench, name, tokens);
-      std::printf("%-16s %9lld %6.2f%% %9.3f %10.3f %10.3f %10.3f..%9.3f %9.0f\n", name.c_str(),
-                  static_cast<long long>(tokens), row["kept"].get<double>() * 100,
-                  row["index_ms"].get<double>(), row["kernel_ms"].get<double>(),
-                  row["total_ms"].get<double>(), row["total_min_ms"].get<double>(),
-                  row["total_max_ms"].get<double>(), row["total_tflops"].get<double>());
+      const nlohmann::json row =
+          bench.host_time ? measure_host(bench, name, tokens) : measure(bench, name, tokens);
+      if (bench.host_time) {
+        print_host_row(row);
+      } else {
+        print_row(row);
+      }
       std::fflush(stdout);
       rows.push_back(row);
     }
@@ -229,6 +299,8 @@ int main(int argc, char** argv) {
       "  cuda_bench\n"
       "  cuda_bench -p 32768,131072 -m dense,vertical_slash,block_sparse --json figures.json\n"
       "  cuda_bench -p 1048576 -m head_mix -r 1\n"
+      "  cuda_bench -p 8192,131072 -m head_mix --guard\n"
+      "  cuda_bench -p 1024 -m dense,head_mix,block_sparse --host-time -r 50\n"
       "  MINFERENCE_FORCE_CUDA=sm80 cuda_bench -p 32768 -m dense");
   app.add_option("-p,--tokens", bench.tokens, "Prompt lengths, separated by commas")
       ->delimiter(',')
@@ -251,6 +323,10 @@ int main(int argc, char** argv) {
                  "Timed runs after a warm-up: the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  app.add_flag("--guard", bench.guard,
+               "Also time the guard, on its default rows, and show the recall");
+  app.add_flag("--host-time", bench.host_time,
+               "Instead: microseconds until a call returns, ten calls in a row");
   app.add_option("--json", bench.json_path, "Also write the figures to this file");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -28,6 +28,7 @@ minference_add_cuda_objects(minference_cuda_any "80;90-real"
   src/attention/cuda/gather_columns.cu
   src/attention/cuda/send.cu
   src/attention/cuda/sm80_attention.cu
+  src/guard/cuda/recall.cu
   src/index/cuda/block_rows.cu
   src/index/cuda/head_plan.cu
   src/index/cuda/last_q.cu

@@ -27,7 +27,7 @@ Stats attention(const AttentionInput& input, const AttentionParams& params,
     validate(*index, input.q.batch(), input.q.heads(), input.q.tokens(), key_capacity(input));
   }
   if (input.q.device.kind == Device::Kind::kCuda) {
-    return attention_cuda(input, params, output, index);
+    return attention_cuda(input, params, output, {.index = index, .recipe = nullptr, .guard = {}});
   }
   return attention_cpu(input, params, output, index, choose_isa(allows_bf16(input, params)));
 }

@@ -1,16 +1,18 @@
 #include "minference/guard.h"
-#include "core/stopwatch.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <string>
 
 #include "attention/cpu/row_block_scratch.h"
+#include "attention/cuda/library.h"
 #include "attention/precision.h"
 #include "attention/validate.h"
 #include "attention/visible_keys.h"
+#include "core/stopwatch.h"
+#include "guard/recalls.h"
+#include "guard/row_sample.h"
 #include "index/packed_keys.h"
 #include "minference/error.h"
 
@@ -18,9 +20,6 @@ namespace minference {
 namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
-
-// A chunk has at least this many rows for each that guard() samples.
-constexpr std::int64_t kRowsPerSample = 128;
 
 // One bit per key for each sampled row of a sequence.
 class RowBits {
@@ -52,7 +51,7 @@ struct Sample {
   std::int64_t q_len = 0;
   RowBits visible;
 
-  std::int64_t row(std::int64_t i) const { return q_len * (i + 1) / rows - 1; }
+  std::int64_t row(std::int64_t i) const { return RowSample::row(i, rows, q_len); }
 };
 
 struct Worker {
@@ -130,10 +129,12 @@ double head_recall(const KernelTable& kernels, const PackedKeys& packed, const S
   return counted > 0 ? total / static_cast<double>(counted) : 1.0;
 }
 
-// Recall of each head on rows_of(rows of the chunk) rows of its sequence.
+// Recall of each head on the sampled rows of its sequence.
 std::vector<double> sampled_recall(const AttentionInput& input, const AttentionParams& params,
-                                   const SparseIndex& index,
-                                   const std::function<std::int64_t(std::int64_t)>& rows_of) {
+                                   const SparseIndex& index, const RowSample& rows) {
+  if (input.q.device.kind == Device::Kind::kCuda) {
+    return mass_recall_cuda(input, params, index, rows);
+  }
   const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
   std::vector<double> recall(index.heads.size(), 1.0);
   std::vector<std::uint8_t> wanted(index.heads.size());
@@ -147,7 +148,7 @@ std::vector<double> sampled_recall(const AttentionInput& input, const AttentionP
     const SequenceGeometry& geometry = packed.geometry()[b];
     Sample& sample = samples[b];
     sample.q_len = geometry.q_len;
-    sample.rows = std::min(rows_of(geometry.q_len), geometry.q_len);
+    sample.rows = rows.count(geometry.q_len);
     sample.visible.reset(sample.rows, geometry.kv_len);
     for (std::int64_t i = 0; i < sample.rows; ++i) {
       sample.visible.collect(i, geometry, nullptr, sample.row(i), visible);
@@ -160,12 +161,14 @@ std::vector<double> sampled_recall(const AttentionInput& input, const AttentionP
   return recall;
 }
 
-void check(const AttentionInput& input, const AttentionParams& params, const SparseIndex& index,
-           std::int64_t rows) {
+void check_rows(std::int64_t rows) {
   if (rows < 1 || rows > kMaxGuardRows) {
     throw InvalidArgument("guard rows is " + std::to_string(rows) + "; legal: 1 to " +
                           std::to_string(kMaxGuardRows));
   }
+}
+
+void check(const AttentionInput& input, const AttentionParams& params, const SparseIndex& index) {
   validate_input(input, params);
   validate(index, input.q.batch(), input.q.heads(), input.q.tokens(), key_capacity(input));
 }
@@ -174,36 +177,48 @@ void check(const AttentionInput& input, const AttentionParams& params, const Spa
 
 std::vector<double> mass_recall(const AttentionInput& input, const AttentionParams& params,
                                 const SparseIndex& index, std::int64_t rows) {
-  check(input, params, index, rows);
-  return sampled_recall(input, params, index, [=](std::int64_t) { return rows; });
+  check_rows(rows);
+  check(input, params, index);
+  return sampled_recall(input, params, index, {rows, 1});
 }
 
 std::int64_t guard_rows(const GuardOptions& options, std::int64_t q_len) {
-  return std::clamp<std::int64_t>(q_len / kRowsPerSample, 1, options.rows);
+  const RowSample sample{options.rows, kGuardRowsPerSample};
+  return std::max<std::int64_t>(sample.count(q_len), 1);
+}
+
+void validate(const GuardOptions& options) {
+  if (options.mode == GuardMode::kOff) return;
+  check_rows(options.rows);
+  if (!(options.min_recall >= 0.0 && options.min_recall <= 1.0)) {
+    throw InvalidArgument("min_recall is " + std::to_string(options.min_recall) +
+                          "; legal: numbers from 0 to 1");
+  }
+}
+
+void add_recalls(std::span<const double> recalls, const GuardOptions& options, Stats& stats) {
+  std::int64_t replaced = 0;
+  for (const double recall : recalls) {
+    const bool dense = too_low(recall, options);
+    stats.recall_sum += dense ? 1.0 : recall;
+    replaced += dense ? 1 : 0;
+  }
+  stats.recall_count += static_cast<std::int64_t>(recalls.size());
+  if (replaced > 0) stats.fallbacks["a head's recall was below min_recall"] += replaced;
 }
 
 void guard(const AttentionInput& input, const AttentionParams& params, const GuardOptions& options,
            SparseIndex& index, Stats& stats) {
   if (options.mode == GuardMode::kOff) return;
-  if (!(options.min_recall >= 0.0 && options.min_recall <= 1.0)) {
-    throw InvalidArgument("min_recall is " + std::to_string(options.min_recall) +
-                          "; legal: numbers from 0 to 1");
-  }
+  validate(options);
   const Stopwatch watch;
-  check(input, params, index, options.rows);
-  std::vector<double> recall = sampled_recall(
-      input, params, index, [&](std::int64_t q_len) { return guard_rows(options, q_len); });
-  std::int64_t replaced = 0;
+  check(input, params, index);
+  const std::vector<double> recall =
+      sampled_recall(input, params, index, {options.rows, kGuardRowsPerSample});
   for (std::size_t i = 0; i < recall.size(); ++i) {
-    if (options.mode == GuardMode::kEnforce && recall[i] < options.min_recall) {
-      index.heads[i] = {};
-      recall[i] = 1.0;
-      ++replaced;
-    }
-    stats.recall_sum += recall[i];
+    if (too_low(recall[i], options)) index.heads[i] = {};
   }
-  stats.recall_count += static_cast<std::int64_t>(recall.size());
-  if (replaced > 0) stats.fallbacks["a head's recall was below min_recall"] += replaced;
+  add_recalls(recall, options, stats);
   stats.guard_seconds += watch.seconds();
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "attention/cuda/library.h"
+#include "methods/method_index.h"
 #include "methods/method_table.h"
 #include "minference/error.h"
 
@@ -138,55 +138,62 @@ std::string cuda_method_names(std::int64_t q_heads, const MethodContext& context
   return names;
 }
 
-Stats method_on_cuda(const AttentionInput& input, const AttentionParams& params,
-                     const AttentionOutput& output, const Method& method,
-                     const MethodOptions& options, const MethodContext& context) {
-  if (context.guard.mode != GuardMode::kOff || context.on_index) {
-    throw Unsupported("the guard and on_index work on the CPU only; tensors are on " +
+void find_on_cuda(const AttentionInput& input, const AttentionParams& params, const Method& method,
+                  const MethodOptions& options, const MethodContext& context, MethodIndex& found) {
+  if (context.on_index) {
+    throw Unsupported("on_index works on the CPU only; tensors are on " +
                       device_name(input.q.device));
   }
+  validate(context.guard);
+  found.guard = context.guard;
   if (!method.reads_tensors(options, context)) {
-    const SparseIndex index = method.build_index(input, params, options, context);
-    return attention_cuda(input, params, output, &index);
+    found.index = method.build_index(input, params, options, context);
+    return;
   }
-  const auto recipe = method.recipe(input.q.heads(), options, context);
-  if (!recipe && &method == &auto_method()) {
+  found.recipe = method.recipe(input.q.heads(), options, context);
+  if (found.recipe) return;
+  if (&method == &auto_method()) {
     // What nobody chose must not fail, and exact attention is never wrong.
-    Stats stats = attention_cuda(input, params, output, nullptr);
-    stats.fallbacks["auto has no CUDA kernels yet, exact attention"] += 1;
-    return stats;
+    found.stats.fallbacks["auto has no CUDA kernels yet, exact attention"] += 1;
+    return;
   }
-  if (!recipe) {
-    throw Unsupported(
-        "method " + std::string(method.name()) +
-        " has no CUDA kernels; those that do: " + cuda_method_names(input.q.heads(), context));
-  }
-  return attention_cuda(input, params, output, *recipe);
+  throw Unsupported("method " + std::string(method.name()) + " has no CUDA kernels" +
+                    (context.segments.empty() ? "" : " for prompts with segments") +
+                    "; those that do: " + cuda_method_names(input.q.heads(), context));
 }
 
 }  // namespace
+
+MethodIndex find_index(const AttentionInput& input, const AttentionParams& params,
+                       const Method& method, const MethodOptions& options,
+                       const MethodContext& context) {
+  MethodIndex found;
+  const MethodOptions resolved = resolve_options(method, options);
+  if (!input.mask.empty() || !params.causal) {
+    // Positions, and with them offsets, mean nothing under an arbitrary mask.
+    found.stats.fallbacks[input.mask.empty() ? "not causal" : "mask is not a causal prefix"] += 1;
+  } else if (input.q.device.kind == Device::Kind::kCuda) {
+    find_on_cuda(input, params, method, resolved, context, found);
+  } else {
+    found.index = method.build_index(input, params, resolved, context);
+    guard(input, params, context.guard, *found.index, found.stats);
+    found.stats.index_seconds = found.index->build_seconds;
+  }
+  return found;
+}
 
 Stats attention(const AttentionInput& input, const AttentionParams& params,
                 const AttentionOutput& output, const Method& method, const MethodOptions& options,
                 const MethodContext& context) {
   validate(input, params, output);
-  Stats stats;
-  if (!input.mask.empty() || !params.causal) {
-    // Positions, and with them offsets, mean nothing under an arbitrary mask.
-    resolve_options(method, options);
-    stats = attention(input, params, output);
-    stats.fallbacks[input.mask.empty() ? "not causal" : "mask is not a causal prefix"] += 1;
-  } else if (input.q.device.kind == Device::Kind::kCuda) {
-    stats =
-        method_on_cuda(input, params, output, method, resolve_options(method, options), context);
+  const MethodIndex found = find_index(input, params, method, options, context);
+  Stats stats = found.stats;
+  if (input.q.device.kind == Device::Kind::kCuda) {
+    stats.add(attention_cuda(input, params, output, found.source()));
   } else {
-    SparseIndex index =
-        method.build_index(input, params, resolve_options(method, options), context);
-    guard(input, params, context.guard, index, stats);
-    stats.add(attention(input, params, output, &index));
-    stats.index_seconds = index.build_seconds;
-    if (context.on_index) context.on_index(index);
+    stats.add(attention(input, params, output, found.index ? &*found.index : nullptr));
   }
+  if (context.on_index && found.index) context.on_index(*found.index);
   stats.method = method.name();
   return stats;
 }

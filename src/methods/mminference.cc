@@ -327,6 +327,22 @@ class MMInferenceMethod final : public Method {
          1, false}};
   }
 
+  // Of prompts of text alone, which are those of vertical_slash.
+  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+                                    const MethodContext& context) const override {
+    const Rule rule(options);
+    if (!std::all_of(context.segments.begin(), context.segments.end(),
+                     [](std::span<const Segment> segments) { return segments.empty(); })) {
+      return std::nullopt;
+    }
+    HeadPattern pattern;
+    pattern.vertical = rule.vertical;
+    pattern.slash = rule.slash;
+    IndexRecipe recipe;
+    recipe.patterns.assign(q_heads, pattern);
+    return recipe;
+  }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {

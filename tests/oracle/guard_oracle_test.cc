@@ -5,57 +5,23 @@
 #include <cmath>
 #include <numeric>
 
-#include "attention/reference/reference.h"
 #include "minference/error.h"
 #include "minference/guard.h"
 #include "support/problem.h"
+#include "support/recall_oracle.h"
 
 namespace minference::test {
 namespace {
 
-// Exact mass that the index keeps of one row, -1 when the row sees nothing.
-double kept_mass(const Problem& problem, std::int64_t b, std::int64_t h, std::int64_t row) {
-  const AttentionInput input = problem.input();
-  const std::int64_t kv_len = key_length(input, b);
-  const std::vector<std::uint8_t> kept =
-      explicit_mask(input, problem.params, b, h, problem.index());
-  const std::vector<double> p = row_probabilities(input, problem.params, b, h, row);
-  double all_sum = 0;
-  double kept_sum = 0;
-  for (std::int64_t key = 0; key < kv_len; ++key) {
-    all_sum += p[key];
-    if (kept[row * kv_len + key] != 0) kept_sum += p[key];
-  }
-  return all_sum > 0 ? kept_sum / all_sum : -1;
-}
-
 void expect_exact(const Case& c, std::int64_t rows) {
   SCOPED_TRACE(describe(c) + ", sampled rows " + std::to_string(rows));
   const Problem problem = make_problem(c);
-  const AttentionInput input = problem.input();
-  const std::vector<double> recall = mass_recall(input, problem.params, *problem.index(), rows);
-  ASSERT_EQ(static_cast<std::int64_t>(recall.size()), c.batch * c.q_heads);
-  for (std::int64_t b = 0; b < c.batch; ++b) {
-    const std::int64_t q_len = query_length(input, b);
-    for (std::int64_t h = 0; h < c.q_heads; ++h) {
-      if (rows >= q_len) {  // every row is sampled: the mean is known
-        double sum = 0;
-        std::int64_t counted = 0;
-        for (std::int64_t row = 0; row < q_len; ++row) {
-          const double mass = kept_mass(problem, b, h, row);
-          if (mass < 0) continue;
-          sum += mass;
-          counted += 1;
-        }
-        const double expected = counted == 0 ? 1.0 : sum / static_cast<double>(counted);
-        EXPECT_NEAR(recall[b * c.q_heads + h], expected, 1e-5)
-            << "sequence " << b << ", head " << h;
-      } else if (rows == 1) {  // the last row is always among the sampled ones
-        const double mass = kept_mass(problem, b, h, q_len - 1);
-        EXPECT_NEAR(recall[b * c.q_heads + h], mass < 0 ? 1.0 : mass, 1e-5)
-            << "sequence " << b << ", head " << h;
-      }
-    }
+  const std::vector<double> recall =
+      mass_recall(problem.input(), problem.params, *problem.index(), rows);
+  const std::vector<double> expected = exact_recall(problem, {rows, 1});
+  ASSERT_EQ(recall.size(), expected.size());
+  for (std::size_t i = 0; i < recall.size(); ++i) {
+    EXPECT_NEAR(recall[i], expected[i], 1e-5) << "head " << i;
   }
 }
 
@@ -72,6 +38,7 @@ TEST(MassRecall, AllRows) {
     expect_exact(c, kMaxGuardRows);
     c.q_len = 200;
     expect_exact(c, 1);
+    expect_exact(c, 7);
   }
 }
 

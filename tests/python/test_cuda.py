@@ -408,8 +408,25 @@ def test_mixed_devices():
         minference.attention(q, k, v, "dense", mask=mask.float().cuda())
     with pytest.raises(ValueError, match=r"mask has shape \[1, 200, 320\]; legal: .* 333\]"):
         minference.attention(q, k, v, "dense", mask=mask[..., :320].cuda())
-    with pytest.raises(NotImplementedError, match="guard"):
-        minference.attention(q, k, v, "a_shape", guard="report")
+
+
+@pytest.mark.parametrize("method,options", [("a_shape", {"n_init": 1, "n_local": 64}), ("block_sparse", {"top_k": 4})])
+def test_guard(method, options):
+    q, k, v = problem(q_tokens=600, kv_tokens=900)
+    report = minference.Guard("report", rows=4)
+    minference.attention(q, k, v, method, **options, guard=report, measure=True)
+    stats = minference.last_stats()
+    assert stats.recall_count == 12 and 0 < stats.mass_recall < 1 and not stats.fallbacks
+    if method == "a_shape":  # the same keys on both
+        minference.attention(q.cpu(), k.cpu(), v.cpu(), method, **options, guard=report)
+        assert abs(minference.last_stats().mass_recall - stats.mass_recall) < 5e-3
+    enforce = minference.Guard("enforce", rows=4, min_recall=1)
+    got = minference.attention(q, k, v, method, **options, guard=enforce)
+    check(got, host(minference.attention(q, k, v, "dense")))
+    minference.attention(q, k, v, method, **options, guard=enforce, measure=True)
+    assert sum(minference.last_stats().fallbacks.values()) == 12
+    minference.attention(q, k, v, method, **options, guard="report")
+    assert minference.last_stats().recall_count == 0
 
 
 def test_out_of_memory():

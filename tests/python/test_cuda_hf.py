@@ -54,9 +54,6 @@ def test_methods_without_kernels_leave_the_model_unpatched():
         with pytest.raises(NotImplementedError, match=f"{name} has no CUDA kernels; those that do: .*dense"):
             hf.patch(model, name)
         assert not hf.is_patched(model) and model.config._attn_implementation == "sdpa"
-    with pytest.raises(NotImplementedError, match="guard"):
-        hf.patch(model, "a_shape", guard="report")
-    assert not hf.is_patched(model)
 
 
 def test_estimates_of_float32_are_refused_before_the_model_is_patched():

@@ -13,7 +13,9 @@
 #include "attention/cuda/problem.h"
 #include "minference/attention.h"
 #include "minference/error.h"
+#include "minference/guard.h"
 #include "minference/method.h"
+#include "minference/plan.h"
 
 namespace minference::test {
 namespace {
@@ -141,7 +143,47 @@ TEST_F(CudaLibrary, MissingFileIsNamedByEveryCall) {
   // By an index that positions alone decide, and by a recipe that the device follows.
   for (const char* name : {"a_shape", "vertical_slash"}) {
     EXPECT_EQ(call(find_method(name), MethodOptions(), MethodContext()).find(expected), 0U) << name;
+    const auto plan = [&] { plan_attention(input(), {}, find_method(name), {}, {}); };
+    EXPECT_EQ(unsupported(plan).find(expected), 0U) << name;
   }
+  const auto recall = [&] { mass_recall(input(), {}, index, 4); };
+  EXPECT_EQ(unsupported(recall).find(expected), 0U);
+}
+
+TEST_F(CudaLibrary, GuardsAreCheckedFirst) {
+  use("/missing/cuda.so");
+  MethodContext context;
+  for (const auto& [rows, least] : {std::pair{0, 0.9}, {65, 0.9}, {16, -0.1}, {16, 1.1}}) {
+    context.guard = {GuardMode::kReport, rows, least};
+    EXPECT_THROW(attention(input(), {}, output(), find_method("a_shape"), {}, context),
+                 InvalidArgument);
+  }
+  context.guard = {};
+  context.on_index = [](const SparseIndex&) {};
+  const std::string reason =
+      unsupported([&] { attention(input(), {}, output(), find_method("a_shape"), {}, context); });
+  EXPECT_EQ(reason, "on_index works on the CPU only; tensors are on cuda:0");
+}
+
+TEST(CudaRecipe, MminferenceOfTextAloneIsVerticalSlash) {
+  const Method& method = find_method("mminference");
+  const MethodOptions options =
+      resolve_options(method, {{"vertical_size", 70}, {"slash_size", 200}});
+  const std::vector<std::span<const Segment>> text(2);
+  MethodContext context;
+  for (const bool listed : {false, true}) {
+    if (listed) context.segments = text;
+    const auto recipe = method.recipe(3, options, context);
+    ASSERT_TRUE(recipe.has_value());
+    ASSERT_EQ(recipe->patterns.size(), 3U);
+    EXPECT_EQ(recipe->patterns[2].kind, HeadPattern::Kind::kVerticalSlash);
+    EXPECT_EQ(recipe->patterns[2].vertical, 70);
+    EXPECT_EQ(recipe->patterns[2].slash, 200);
+  }
+  const std::vector<Segment> picture = {{10, 20, Modality::kVisual, 0}};
+  const std::vector<std::span<const Segment>> segments = {text[0], picture};
+  context.segments = segments;
+  EXPECT_FALSE(method.recipe(3, options, context).has_value());
 }
 
 TEST_F(CudaLibrary, ForeignLibraryIsRefused) {

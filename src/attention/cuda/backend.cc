@@ -4,7 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "attention/cuda/check.h"
 #include "attention/cuda/host_index.h"
@@ -14,6 +19,8 @@
 #include "attention/cuda/workspace.h"
 #include "attention/kept_pairs.h"
 #include "attention/validate.h"
+#include "guard/cuda/recall.h"
+#include "guard/recalls.h"
 #include "index/cuda/build_index.h"
 #include "minference/error.h"
 #include "minference/version.h"
@@ -228,23 +235,89 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, Works
   throw Error("an index recipe of an unknown kind");
 }
 
-// index_of(problem, workspace) enqueues what the index needs.
-template <class IndexOf>
-void attend(const AttentionInput& input, const AttentionParams& params,
-            const AttentionOutput& output, IndexOf&& index_of, Stats& stats) {
-  const CurrentDevice current(input.q.device.ordinal);
-  const int kernels = chosen_kernels(input.q.device.ordinal);
-  if (input.q.batch() == 0 || input.q.tokens() == 0) return;
-  const auto stream = static_cast<cudaStream_t>(params.stream);
-  Workspace workspace(stream);
-  Problem problem = make_problem(input, params, output, workspace);
-  if (!params.measure) {
-    return run(problem, index_of(problem, workspace), kernels, workspace, stream);
-  }
+DeviceIndex index_of(const AttentionInput& input, const Problem& problem, const IndexSource& source,
+                     Workspace& workspace, cudaStream_t stream) {
+  if (source.recipe != nullptr) return build_index(problem, *source.recipe, workspace, stream);
+  if (source.index != nullptr) return upload_index(*source.index, input.q.tokens(), workspace);
+  return {};
+}
 
-  Timer index_timer(stream);
-  const DeviceIndex index = index_of(problem, workspace);
-  stats.index_seconds = index_timer.seconds();
+// Enqueues the recall of every head of an index that has heads; see measure_recall().
+const float* enqueue_recall(const Problem& problem, const DeviceIndex& index,
+                            const RowSample& sample, float least, DeviceHead* guarded,
+                            Workspace& workspace, cudaStream_t stream) {
+  IndexWorkspace memory;
+  memory.bytes = recall_bytes(problem, sample);
+  memory.data = workspace.allocate(memory.bytes);
+  const std::int64_t heads = static_cast<std::int64_t>(problem.batch) * problem.q_heads;
+  auto* recall = reinterpret_cast<float*>(
+      workspace.allocate(heads * static_cast<std::int64_t>(sizeof(float))));
+  measure_recall(problem, index, sample, least, recall, guarded, memory, stream);
+  return recall;
+}
+
+// Waits for the stream.
+std::vector<double> read_recall(const Problem& problem, const float* recall, cudaStream_t stream) {
+  std::vector<float> values(static_cast<std::size_t>(problem.batch) * problem.q_heads);
+  check(cudaMemcpyAsync(values.data(), recall, values.size() * sizeof(float),
+                        cudaMemcpyDeviceToHost, stream),
+        "reading the guard's recalls");
+  check(cudaStreamSynchronize(stream), "waiting for the guard");
+  return {values.begin(), values.end()};
+}
+
+// The smallest float that is not below: floats compare with it as with the value.
+float least_float(double value) {
+  const auto rounded = static_cast<float>(value);
+  return rounded < value ? std::nextafter(rounded, std::numeric_limits<float>::infinity())
+                         : rounded;
+}
+
+// The index with those heads dense that the guard does not let pass.
+DeviceIndex guarded_index(const Problem& problem, DeviceIndex index, const GuardOptions& options,
+                          bool measure, Workspace& workspace, cudaStream_t stream, Stats& stats) {
+  const bool enforce = options.mode == GuardMode::kEnforce;
+  if (options.mode == GuardMode::kOff || (!enforce && !measure)) return index;
+  const std::int64_t heads = static_cast<std::int64_t>(problem.batch) * problem.q_heads;
+  if (index.heads == nullptr) {
+    if (measure) add_recalls(std::vector<double>(heads, 1.0), options, stats);
+    return index;
+  }
+  DeviceHead* guarded = nullptr;
+  if (enforce) {
+    guarded = reinterpret_cast<DeviceHead*>(
+        workspace.allocate(heads * static_cast<std::int64_t>(sizeof(DeviceHead))));
+  }
+  std::optional<Timer> timer;
+  if (measure) timer.emplace(stream);
+  const float* recall = enqueue_recall(problem, index, {options.rows, kGuardRowsPerSample},
+                                       least_float(options.min_recall), guarded, workspace, stream);
+  if (measure) {
+    stats.guard_seconds = timer->seconds();
+    add_recalls(read_recall(problem, recall, stream), options, stats);
+  }
+  if (enforce) index.heads = guarded;
+  return index;
+}
+
+// The first half of a call.
+DeviceIndex find_index(const AttentionInput& input, const AttentionParams& params,
+                       const Problem& problem, const IndexSource& source, Workspace& workspace,
+                       Stats& stats) {
+  const auto stream = static_cast<cudaStream_t>(params.stream);
+  std::optional<Timer> timer;
+  if (params.measure) timer.emplace(stream);
+  const DeviceIndex index = index_of(input, problem, source, workspace, stream);
+  if (params.measure) stats.index_seconds = timer->seconds();
+  return guarded_index(problem, index, source.guard, params.measure, workspace, stream, stats);
+}
+
+// The second half.
+void attend(const AttentionInput& input, const AttentionParams& params, Problem& problem,
+            const DeviceIndex& index, Workspace& workspace, Stats& stats) {
+  const int kernels = chosen_kernels(input.q.device.ordinal);
+  const auto stream = static_cast<cudaStream_t>(params.stream);
+  if (!params.measure) return run(problem, index, kernels, workspace, stream);
   unsigned long long pairs = 0;
   char* counter = workspace.allocate(sizeof(pairs));
   check(cudaMemsetAsync(counter, 0, sizeof(pairs), stream), "clearing a counter");
@@ -264,6 +337,70 @@ void attend(const AttentionInput& input, const AttentionParams& params,
   }
 }
 
+// Whether there is nothing to compute, after the checks that need a device.
+bool is_empty(const AttentionInput& input) {
+  chosen_kernels(input.q.device.ordinal);
+  return input.q.batch() == 0 || input.q.tokens() == 0;
+}
+
+// Runs `work` and turns what it throws into a Failure.
+template <class Work>
+void guarded(Failure& failure, Work&& work) {
+  try {
+    work();
+  } catch (const InvalidArgument& e) {
+    failure = {Failure::Kind::kInvalidArgument, e.what()};
+  } catch (const Unsupported& e) {
+    failure = {Failure::Kind::kUnsupported, e.what()};
+  } catch (const std::exception& e) {
+    failure = {Failure::Kind::kError, e.what()};
+  }
+}
+
+const char* kind_of(const IndexSource& source) {
+  return source.index == nullptr && source.recipe == nullptr ? "dense" : "sparse";
+}
+
+class Plan final : public DevicePlan {
+ public:
+  Plan(const AttentionInput& input, const AttentionParams& params, const IndexSource& source,
+       Stats& stats)
+      : ordinal_(input.q.device.ordinal), kind_(kind_of(source)) {
+    const CurrentDevice current(ordinal_);
+    if (is_empty(input)) return;
+    // Given back, if something fails, before the device changes.
+    auto workspace = std::make_unique<Workspace>(static_cast<cudaStream_t>(params.stream));
+    const Problem problem = make_problem(input, params, {}, *workspace);
+    index_ = find_index(input, params, problem, source, *workspace, stats);
+    workspace_ = std::move(workspace);
+  }
+  ~Plan() override {
+    int before = 0;
+    cudaGetDevice(&before);
+    cudaSetDevice(ordinal_);
+    workspace_.reset();
+    cudaSetDevice(before);
+  }
+
+  void execute(const AttentionInput& input, const AttentionParams& params,
+               const AttentionOutput& output, Stats& stats, Failure& failure) const override {
+    guarded(failure, [&] {
+      stats.method = kind_;
+      const CurrentDevice current(ordinal_);
+      if (is_empty(input)) return;
+      Workspace workspace(static_cast<cudaStream_t>(params.stream));
+      Problem problem = make_problem(input, params, output, workspace);
+      attend(input, params, problem, index_, workspace, stats);
+    });
+  }
+
+ private:
+  int ordinal_;
+  const char* kind_;
+  std::unique_ptr<Workspace> workspace_;
+  DeviceIndex index_;
+};
+
 void list_devices(std::vector<CudaDevice>& devices) {
   const int count = device_count();
   for (int ordinal = 0; ordinal < count; ++ordinal) {
@@ -282,20 +419,6 @@ void list_devices(std::vector<CudaDevice>& devices) {
   }
 }
 
-// Runs `work` and turns what it throws into a Failure.
-template <class Work>
-void guarded(Failure& failure, Work&& work) {
-  try {
-    work();
-  } catch (const InvalidArgument& e) {
-    failure = {Failure::Kind::kInvalidArgument, e.what()};
-  } catch (const Unsupported& e) {
-    failure = {Failure::Kind::kUnsupported, e.what()};
-  } catch (const std::exception& e) {
-    failure = {Failure::Kind::kError, e.what()};
-  }
-}
-
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const Library* minference_cuda_library() {
@@ -305,26 +428,39 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         guarded(failure, [&] { list_devices(devices); });
       },
       [](const AttentionInput& input, const AttentionParams& params, const AttentionOutput& output,
-         const SparseIndex* index, Stats& stats, Failure& failure) {
+         const IndexSource& source, Stats& stats, Failure& failure) {
         guarded(failure, [&] {
-          stats.method = index == nullptr ? "dense" : "sparse";
-          const auto index_of = [&](const Problem&, Workspace& workspace) {
-            if (index == nullptr) return DeviceIndex();
-            return upload_index(*index, input.q.tokens(), workspace);
-          };
-          attend(input, params, output, index_of, stats);
+          stats.method = kind_of(source);
+          const CurrentDevice current(input.q.device.ordinal);
+          if (is_empty(input)) return;
+          Workspace workspace(static_cast<cudaStream_t>(params.stream));
+          Problem problem = make_problem(input, params, output, workspace);
+          const DeviceIndex index = find_index(input, params, problem, source, workspace, stats);
+          attend(input, params, problem, index, workspace, stats);
         });
       },
-      [](const AttentionInput& input, const AttentionParams& params, const AttentionOutput& output,
-         const IndexRecipe& recipe, Stats& stats, Failure& failure) {
+      [](const AttentionInput& input, const AttentionParams& params, const IndexSource& source,
+         Stats& stats, Failure& failure) {
+        std::unique_ptr<DevicePlan> plan;
+        guarded(failure, [&] { plan = std::make_unique<Plan>(input, params, source, stats); });
+        return plan;
+      },
+      [](const AttentionInput& input, const AttentionParams& params, const SparseIndex& index,
+         const RowSample& sample, Failure& failure) {
+        std::vector<double> recall(index.heads.size(), 1.0);
         guarded(failure, [&] {
-          stats.method = "sparse";
-          const auto index_of = [&](const Problem& problem, Workspace& workspace) {
-            return build_index(problem, recipe, workspace,
-                               static_cast<cudaStream_t>(params.stream));
-          };
-          attend(input, params, output, index_of, stats);
+          const CurrentDevice current(input.q.device.ordinal);
+          if (is_empty(input)) return;
+          const auto stream = static_cast<cudaStream_t>(params.stream);
+          Workspace workspace(stream);
+          const Problem problem = make_problem(input, params, {}, workspace);
+          const DeviceIndex device = upload_index(index, input.q.tokens(), workspace);
+          if (device.heads == nullptr) return;
+          recall = read_recall(
+              problem, enqueue_recall(problem, device, sample, 0.0F, nullptr, workspace, stream),
+              stream);
         });
+        return recall;
       }};
   return &library;
 }

@@ -63,12 +63,27 @@ __device__ inline int lower_bound(const std::int32_t* positions, int count, std:
   return low;
 }
 
+// The first of `count` runs that reaches beyond an offset.
+__device__ inline int first_run_beyond(const DeviceRun* runs, int count, int offset) {
+  int begin = 0;
+  while (count > 0) {
+    const int half = count / 2;
+    if (runs[begin + half].end <= offset) {
+      begin += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return begin;
+}
+
 // A tile of rows of one head. Row blocks are groups; rows outside [row_begin, row_end) are not asked
 // for, but a row block's keys are always those of the whole row block.
 struct RowTile {
   std::int32_t b = 0;
   std::int32_t h = 0;
-  std::int32_t base = 0;  // first row of group 0, a multiple of kTileRows
+  std::int32_t base = 0;  // first row of group 0, a multiple of kGroupRows
   std::int32_t row_begin = 0;
   std::int32_t row_end = 0;
 };
@@ -108,6 +123,33 @@ class BoxStream {
         break;
       case HeadIndex::Kind::kBlock:
         start_blocks(tile);
+        break;
+    }
+  }
+
+  // Leaves out the keys outside [begin, end), and columns: between start() and the first next().
+  __device__ __forceinline__ void clip(std::int32_t begin, std::int32_t end) {
+    first_ = max(first_, begin);
+    end_ = min(end_, end);
+    int first_position = INT32_MAX;
+#pragma unroll
+    for (Group& group : groups_) {
+      group.first = max(group.first, first_);
+      group.end = min(group.end, end_);
+      if (group.active) first_position = min(first_position, group.block_first_position);
+    }
+    switch (head_.kind) {
+      case HeadIndex::Kind::kDense:
+        start_dense();
+        break;
+      case HeadIndex::Kind::kDiagonal:
+        // Before rounding, which is by less than a box, the runs before it begin at end_ or later.
+        next_ = first_run_beyond(index_->runs + head_.run_begin, head_.run_count,
+                                 first_position - kBoxKeys + 1 - end_);
+        columns_left_ = 0;
+        break;
+      case HeadIndex::Kind::kBlock:
+        clip_blocks();
         break;
     }
   }
@@ -249,6 +291,18 @@ class BoxStream {
     }
   }
 
+  __device__ __forceinline__ void clip_blocks() {
+    const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
+#pragma unroll
+    for (Group& group : groups_) {
+      const std::int32_t* of_group = ids + group.block_begin;
+      const int count = group.block_end - group.block_begin;
+      group.block_end =
+          group.block_begin + lower_bound(of_group, count, (end_ + kBoxKeys - 1) / kBoxKeys);
+      group.block_begin += lower_bound(of_group, count, first_ / kBoxKeys);
+    }
+  }
+
   __device__ __forceinline__ bool next_block() {
     const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
     int highest = -1;
@@ -374,21 +428,6 @@ class BoxStream {
   std::int32_t lowest_ = 1;
   std::int32_t columns_left_ = 0;
 };
-
-// The first of `count` exact runs that reaches beyond an offset.
-__device__ inline int first_run_beyond(const DeviceRun* runs, int count, int offset) {
-  int begin = 0;
-  while (count > 0) {
-    const int half = count / 2;
-    if (runs[begin + half].end <= offset) {
-      begin += half + 1;
-      count -= half + 1;
-    } else {
-      count = half;
-    }
-  }
-  return begin;
-}
 
 // The keys of 64 that exact runs cover for one row: bit c stands for offset `top` - c.
 __device__ inline std::uint64_t covered_bits(const DeviceRun* runs, int count, int top) {

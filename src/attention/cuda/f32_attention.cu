@@ -342,7 +342,6 @@ void f32_attention(const Problem& problem, const DeviceIndex& index, int* ticket
 
 void repair_non_finite(const Problem& problem, const DeviceIndex& index, const int* needed,
                        int* ticket, cudaStream_t stream) {
-  check(cudaMemsetAsync(ticket, 0, sizeof(int), stream), "clearing a ticket");
   Problem uncounted = problem;
   uncounted.kept_pairs = nullptr;
   launch(uncounted, index, needed, ticket, stream);

@@ -80,21 +80,38 @@ std::vector<CudaDevice> cuda_devices() {
 }
 
 Stats attention_cuda(const AttentionInput& input, const AttentionParams& params,
-                     const AttentionOutput& output, const SparseIndex* index) {
+                     const AttentionOutput& output, const cuda::IndexSource& source) {
   Stats stats;
   cuda::Failure failure;
-  library().attention(input, params, output, index, stats, failure);
+  library().attention(input, params, output, source, stats, failure);
   rethrow(failure);
   return stats;
 }
 
-Stats attention_cuda(const AttentionInput& input, const AttentionParams& params,
-                     const AttentionOutput& output, const IndexRecipe& recipe) {
+std::unique_ptr<cuda::DevicePlan> plan_cuda(const AttentionInput& input,
+                                            const AttentionParams& params,
+                                            const cuda::IndexSource& source, Stats& stats) {
+  cuda::Failure failure;
+  std::unique_ptr<cuda::DevicePlan> plan = library().plan(input, params, source, stats, failure);
+  rethrow(failure);
+  return plan;
+}
+
+Stats execute_cuda(const cuda::DevicePlan& plan, const AttentionInput& input,
+                   const AttentionParams& params, const AttentionOutput& output) {
   Stats stats;
   cuda::Failure failure;
-  library().attention_by_recipe(input, params, output, recipe, stats, failure);
+  plan.execute(input, params, output, stats, failure);
   rethrow(failure);
   return stats;
+}
+
+std::vector<double> mass_recall_cuda(const AttentionInput& input, const AttentionParams& params,
+                                     const SparseIndex& index, const RowSample& sample) {
+  cuda::Failure failure;
+  std::vector<double> recall = library().mass_recall(input, params, index, sample, failure);
+  rethrow(failure);
+  return recall;
 }
 
 }  // namespace minference

@@ -3,13 +3,8 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
 #include "minference/tensor.h"
-
-#ifdef __CUDACC__
-#define MINFERENCE_HOST_DEVICE __host__ __device__
-#else
-#define MINFERENCE_HOST_DEVICE
-#endif
 
 namespace minference::cuda {
 

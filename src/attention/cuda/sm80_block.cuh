@@ -325,8 +325,7 @@ class Block {
   // Scores in units of factor_, where scaling alone does not make them so.
   __device__ __forceinline__ void make_logits(Scores& scores) const {
     const float cap = problem_.soft_cap;
-    // cap * tanh(x) = cap - 2 cap / (e^2x + 1)
-    const float exponent = cap > 0 ? 2 * kLog2E * problem_.scale / cap : 0.0F;
+    const float exponent = soft_cap_exponent(cap, problem_.scale);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -334,7 +333,7 @@ class Block {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           float& score = scores[i][n][c];
-          score = cap > 0 ? cap - __fdividef(2 * cap, exp2_fast(score * exponent) + 1) : -score;
+          score = cap > 0 ? soft_capped(score, cap, exponent) : -score;
         }
       }
     }

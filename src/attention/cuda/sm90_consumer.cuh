@@ -39,7 +39,7 @@ class Consumer {
         // the soft cap is no factor: then logits are computed first.
         plain_(problem.scale > 0 && problem.soft_cap == 0),
         factor_(plain_ ? problem.scale * kLog2E : 1.0F),
-        inverse_cap_(problem.soft_cap > 0 ? 1.0F / problem.soft_cap : 0.0F) {}
+        cap_exponent_(problem.soft_cap > 0 ? soft_cap_exponent(problem.soft_cap, 1.0F) : 0.0F) {}
 
   __device__ __forceinline__ void run(int* not_finite) {
     std::uint32_t q_phase = 0;
@@ -209,7 +209,7 @@ class Consumer {
 #pragma unroll
       for (float& score : scores_) {
         score *= problem_.scale;
-        if (problem_.soft_cap > 0) score = capped(score);
+        if (problem_.soft_cap > 0) score = soft_capped(score, problem_.soft_cap, cap_exponent_);
         score *= kLog2E;
       }
     }
@@ -263,12 +263,6 @@ class Consumer {
       sum_[half] += (partial[half][0] + partial[half][1]) + (partial[half][2] + partial[half][3]);
     }
     pin(sum_);
-  }
-
-  // soft_cap * tanh(score / soft_cap), by tanh(x) = 1 - 2 / (1 + e^2x).
-  __device__ __forceinline__ float capped(float score) const {
-    const float power = exp2_fast(score * (2 * kLog2E * inverse_cap_));
-    return problem_.soft_cap * (1.0F - __fdividef(2.0F, 1.0F + power));
   }
 
   __device__ __forceinline__ void rescale() {
@@ -341,7 +335,7 @@ class Consumer {
   int thread_;
   bool plain_;
   float factor_;
-  float inverse_cap_;
+  float cap_exponent_;
   RowTile tile_;
   std::uint32_t flags_ = 0;  // of the current box
   Cursor<kStages> at_;

@@ -88,13 +88,17 @@ __device__ inline void read_chunk(const char* from, bool exists, std::uint32_t (
   }
 }
 
+__device__ inline void store_chunk(std::uint32_t to, const std::uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 // A chunk that cp_async_16() cannot take, because its address is no multiple of 16.
 __device__ inline void copy_chunk(std::uint32_t to, const char* from, bool exists) {
   std::uint32_t words[4];
   read_chunk(from, exists, words);
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
-               "r"(words[2]), "r"(words[3])
-               : "memory");
+  store_chunk(to, words);
 }
 
 // Copies chunk `chunk` of every panel of a row that exists, zeros otherwise and behind `dim`.

@@ -1,0 +1,276 @@
+// The public calls with tensors on a device: guard, plans, streams and graphs, against the same calls on
+// the CPU. Needs a GPU and the library: bench/cuda_check.sh.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/device_problem.h"
+#include "minference/error.h"
+#include "minference/guard.h"
+#include "minference/plan.h"
+#include "support/problem.h"
+
+namespace minference::test {
+namespace {
+
+// One call with its tensors on the device and, for comparison, on the host.
+class Call {
+ public:
+  explicit Call(const Case& c)
+      : host(make_problem(c)),
+        result_(make_result(host.input(), DType::kF32, Layout::kPacked)),
+        device_(host.input(), host.params, result_.output(), nullptr) {}
+
+  AttentionInput input() const {
+    AttentionInput input = host.input();
+    input.q = on_device(input.q, device_.problem().q);
+    input.k = on_device(input.k, device_.problem().k);
+    input.v = on_device(input.v, device_.problem().v);
+    return input;
+  }
+  AttentionOutput output() const {
+    return {on_device(result_.output().out, device_.problem().out), {}};
+  }
+  // What the device wrote. Rows beyond a sequence are poison, which compares equal here.
+  std::vector<float> values() {
+    device_.download();
+    std::vector<float> values = result_.out.values();
+    for (float& value : values) value = std::isnan(value) ? -1e30F : value;
+    return values;
+  }
+
+  Problem host;
+
+ private:
+  static TensorView on_device(TensorView view, const cuda::DeviceTensor& tensor) {
+    view.data = tensor.data;
+    view.device = {Device::Kind::kCuda, 0};
+    return view;
+  }
+
+  Result result_;
+  DeviceProblem device_;
+};
+
+Case prompt() {
+  Case c;
+  c.q_dtype = c.kv_dtype = DType::kBF16;
+  c.batch = 2;
+  c.lengths = Lengths::kRagged;
+  c.q_len = 2000;
+  c.extra = 300;
+  c.q_heads = 8;
+  return c;
+}
+
+struct Choice {
+  const char* method;
+  MethodOptions options;
+};
+const Choice kChoices[] = {{"a_shape", {{"n_init", 16}, {"n_local", 200}}},
+                           {"vertical_slash", {{"vertical_size", 40}, {"slash_size", 120}}},
+                           {"block_sparse", {{"top_k", 4}}}};
+
+class CudaCall : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto own = std::filesystem::canonical("/proc/self/exe").parent_path();
+    const std::string library = own / "../../bin/libminference_cuda.so";
+    setenv("MINFERENCE_CUDA_LIBRARY", library.c_str(), 0);
+  }
+
+  static Stats attend(const Call& call, const Choice& choice, const AttentionParams& params,
+                      const MethodContext& context = {}) {
+    return attention(call.input(), params, call.output(), find_method(choice.method),
+                     choice.options, context);
+  }
+};
+
+TEST_F(CudaCall, RecallIsThatOfTheCpu) {
+  for (const Pattern pattern : {Pattern::kBoxRuns, Pattern::kBlocks, Pattern::kStridedRuns}) {
+    Case c = prompt();
+    c.pattern = pattern;
+    const Call call(c);
+    const std::vector<double> expected =
+        mass_recall(call.host.input(), call.host.params, *call.host.index(), 16);
+    const std::vector<double> recall =
+        mass_recall(call.input(), call.host.params, *call.host.index(), 16);
+    ASSERT_EQ(recall.size(), expected.size());
+    for (std::size_t i = 0; i < recall.size(); ++i) EXPECT_NEAR(recall[i], expected[i], 5e-3) << i;
+  }
+}
+
+TEST_F(CudaCall, GuardReportsAndEnforces) {
+  for (const Choice& choice : kChoices) {
+    SCOPED_TRACE(choice.method);
+    Call call(prompt());
+    AttentionParams params;
+    params.measure = true;
+    const Stats off = attend(call, choice, params);
+    EXPECT_EQ(off.recall_count, 0);
+    ASSERT_LT(off.kept_pairs, off.causal_pairs);
+
+    MethodContext context;
+    context.guard = {GuardMode::kReport, 16, 0.9};
+    const Stats report = attend(call, choice, params, context);
+    EXPECT_EQ(report.recall_count, 16);
+    EXPECT_GT(report.guard_seconds, 0);
+    EXPECT_EQ(report.kept_pairs, off.kept_pairs);
+    EXPECT_TRUE(report.fallbacks.empty());
+    const double mean = report.mass_recall();
+    EXPECT_GT(mean, 0.0);
+    EXPECT_LT(mean, 1.0);
+    if (std::string(choice.method) == "a_shape") {  // the same index on both
+      const SparseIndex index = find_method("a_shape").build_index(
+          call.host.input(), {}, resolve_options(find_method("a_shape"), choice.options), {});
+      SparseIndex copy = index;
+      Stats expected;
+      guard(call.host.input(), {}, context.guard, copy, expected);
+      EXPECT_NEAR(mean, expected.mass_recall(), 5e-3);
+    }
+
+    // Between the lowest and the highest, some heads become dense.
+    context.guard = {GuardMode::kEnforce, 16, mean};
+    const Stats enforced = attend(call, choice, params, context);
+    const std::vector<float> measured = call.values();
+    ASSERT_EQ(enforced.fallbacks.size(), 1U);
+    const std::int64_t replaced = enforced.fallbacks.begin()->second;
+    EXPECT_GT(replaced, 0);
+    EXPECT_LT(replaced, 16);
+    EXPECT_GT(enforced.kept_pairs, off.kept_pairs);
+    EXPECT_LE(enforced.kept_pairs, off.causal_pairs);
+    EXPECT_GE(enforced.mass_recall(), mean);
+
+    // Nobody has to wait for it.
+    params.measure = false;
+    const Stats quick = attend(call, choice, params, context);
+    EXPECT_EQ(quick.recall_count, 0);
+    EXPECT_EQ(call.values(), measured);
+
+    params.measure = true;
+    context.guard.min_recall = 1.0;
+    const Stats all = attend(call, choice, params, context);
+    EXPECT_EQ(all.kept_pairs, all.causal_pairs);
+    EXPECT_EQ(all.mass_recall(), 1.0);
+    const std::vector<float> exact = call.values();
+    attend(call, {"dense", {}}, params);
+    const std::vector<float> dense = call.values();
+    ASSERT_EQ(exact.size(), dense.size());
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      ASSERT_NEAR(exact[i], dense[i], 2e-2) << i;
+    }
+  }
+}
+
+TEST_F(CudaCall, BadGuardsAreRefused) {
+  const Call call(prompt());
+  MethodContext context;
+  for (const auto& [rows, least] : {std::pair{0, 0.9}, {65, 0.9}, {16, -0.1}, {16, 1.1}}) {
+    context.guard = {GuardMode::kEnforce, rows, least};
+    EXPECT_THROW(attend(call, kChoices[0], {}, context), InvalidArgument) << rows << " " << least;
+  }
+}
+
+TEST_F(CudaCall, PlansRunAsOftenAsWanted) {
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  for (const Choice& choice : kChoices) {
+    SCOPED_TRACE(choice.method);
+    Call call(prompt());
+    AttentionParams params;
+    params.stream = stream;
+    params.measure = true;
+    MethodContext context;
+    context.guard = {GuardMode::kEnforce, 16, 0.5};
+    const Stats whole = attend(call, choice, params, context);
+    const std::vector<float> expected = call.values();
+
+    const Method& method = find_method(choice.method);
+    const AttentionPlan plan =
+        plan_attention(call.input(), params, method, choice.options, context);
+    EXPECT_EQ(plan.stats().method, choice.method);
+    EXPECT_EQ(plan.stats().recall_count, 16);
+    EXPECT_EQ(plan.stats().fallbacks, whole.fallbacks);
+    EXPECT_EQ(plan.stats().kernel_seconds, 0);
+    for (int i = 0; i < 3; ++i) {
+      const Stats stats = execute(plan, call.input(), call.output());
+      EXPECT_EQ(stats.kept_pairs, whole.kept_pairs);
+      EXPECT_EQ(stats.index_seconds, 0);
+      EXPECT_EQ(call.values(), expected);
+    }
+
+    // Other tensors: their own values, the plan's keys.
+    Case c = prompt();
+    c.seed = 9;
+    Call other(c);
+    EXPECT_EQ(execute(plan, other.input(), other.output()).kept_pairs, whole.kept_pairs);
+    EXPECT_NE(other.values(), expected);
+
+    c.q_heads = 4;
+    const Call narrow(c);
+    EXPECT_THROW(execute(plan, narrow.input(), narrow.output()), InvalidArgument);
+    const Result result = make_result(call.host.input(), DType::kF32, Layout::kPacked);
+    EXPECT_THROW(execute(plan, call.host.input(), result.output()), InvalidArgument);
+  }
+  check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+TEST_F(CudaCall, PlansAreGivenBack) {
+  const Call call(prompt());
+  const auto& [name, options] = kChoices[1];
+  auto plan = std::make_unique<AttentionPlan>(
+      plan_attention(call.input(), {}, find_method(name), options, {}));
+  execute(*plan, call.input(), call.output());
+  plan.reset();
+  for (int i = 0; i < 20; ++i) {
+    const AttentionPlan again = plan_attention(call.input(), {}, find_method(name), options, {});
+    execute(again, call.input(), call.output());
+  }
+  check_cuda(cudaDeviceSynchronize(), "plans");
+}
+
+TEST_F(CudaCall, GraphsHoldTheGuardAndRunsOfAPlan) {
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  for (const Choice& choice : kChoices) {
+    SCOPED_TRACE(choice.method);
+    Call call(prompt());
+    AttentionParams params;
+    params.stream = stream;
+    MethodContext context;
+    context.guard = {GuardMode::kEnforce, 16, 0.7};
+    attend(call, choice, params, context);
+    const std::vector<float> expected = call.values();
+    const AttentionPlan plan =
+        plan_attention(call.input(), params, find_method(choice.method), choice.options, context);
+    for (const bool planned : {false, true}) {
+      Call fresh(prompt());
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+      if (planned) {
+        execute(plan, fresh.input(), fresh.output());
+      } else {
+        attend(fresh, choice, params, context);
+      }
+      check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+      check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+      for (int i = 0; i < 2; ++i) {
+        check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+        EXPECT_EQ(fresh.values(), expected) << (planned ? "plan" : "call");
+      }
+      check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+      check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    }
+  }
+  check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+}  // namespace
+}  // namespace minference::test
