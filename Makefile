@@ -11,7 +11,7 @@ cmake_build := cmake --build $(BUILD) --parallel $(NPROC) --target
 sources := $(shell find include src tests bench -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build tools cuda python models bench-models demo test check-sanitizers \
+.PHONY: help deps configure build tools cuda python wheel models bench-models demo test check-sanitizers \
         check-aarch64 bench format lint clean
 
 help: ## print this list
@@ -45,6 +45,9 @@ python: deps ## build the Python package and install it, with torch and transfor
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/python/wheel \
 	  -C cmake.define.MINFERENCE_WERROR=$(if $(CI),ON,OFF) .
 	$(VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall build/python/wheel/minference-*.whl
+
+wheel: deps ## build the wheel for other machines, tried in a fresh environment, and the source distribution into dist/
+	scripts/build-wheel.sh $(PYTHON)
 
 models: deps ## fetch the small model and the text into models/
 	scripts/fetch.py models

@@ -12,6 +12,7 @@
 
 #include "attention_arguments.h"
 #include "bindings.h"
+#include "explanation.h"
 #include "last_stats.h"
 #include "method_state.h"
 #include "minference/attention.h"
@@ -35,7 +36,6 @@ AttentionArguments read_arguments(nb::handle q, nb::handle k, nb::handle v, nb::
                                   const std::string& precision, int threads, std::uintptr_t stream,
                                   bool measure) {
   AttentionArguments arguments(q, k, v);
-  require_device(arguments.device());
   arguments.q_lens = integers("q_lens", q_lens);
   arguments.kv_lens = integers("kv_lens", kv_lens);
   arguments.table = block_table(table, arguments.batch());
@@ -75,11 +75,8 @@ struct Results {
   TensorArgument out;
   std::optional<TensorArgument> lse;
 
-  Results(nb::handle out_object, nb::handle lse_object, const Device& device)
-      : out("out", out_object, Access::kWrite) {
+  Results(nb::handle out_object, nb::handle lse_object) : out("out", out_object, Access::kWrite) {
     if (!lse_object.is_none()) lse.emplace("lse", lse_object, Access::kWrite);
-    require_same_device("out", out.device(), device);
-    if (lse) require_same_device("lse", lse->device(), device);
   }
 
   AttentionOutput output() const { return {out.view(), lse ? lse->view() : TensorView{}}; }
@@ -90,16 +87,16 @@ void attend_method(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb:
                    nb::handle kv_lens, nb::handle table, nb::handle sinks, nb::handle mask,
                    float scale, bool causal, std::int64_t sliding_window, float soft_cap,
                    const std::string& precision, int threads, std::uintptr_t stream, bool measure,
-                   std::int64_t layer,
-                   const PatternFile* patterns, SharedMethodState* state, const GuardOptions* guard,
-                   nb::handle rows_after,
-                   const std::optional<std::vector<std::vector<Segment>>>& segments) {
+                   std::int64_t layer, const PatternFile* patterns, SharedMethodState* state,
+                   const GuardOptions* guard, nb::handle rows_after,
+                   const std::optional<std::vector<std::vector<Segment>>>& segments,
+                   Explanation* explanation) {
   const Method& chosen = find_method(method);
   const MethodOptions chosen_options = read_options(options);
   const AttentionArguments arguments =
       read_arguments(q, k, v, q_lens, kv_lens, table, sinks, mask, scale, causal, sliding_window,
                      soft_cap, precision, threads, stream, measure);
-  const Results results(out, lse, arguments.q.device());
+  const Results results(out, lse);
   const std::vector<std::int64_t> after = integers("rows_after", rows_after);
   std::vector<std::span<const Segment>> spans;
   if (segments) spans.assign(segments->begin(), segments->end());
@@ -111,14 +108,20 @@ void attend_method(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb:
   context.rows_after = after;
   context.segments = spans;
   if (guard != nullptr) context.guard = *guard;
+  const AttentionInput input = arguments.input();
+  if (explanation != nullptr) {
+    explanation->check(layer, input.q);
+    context.on_index = [&](const SparseIndex& index) {
+      explanation->add({layer, &input, &arguments.params, &index});
+    };
+  }
 
   Stats stats;
   {
     const nb::gil_scoped_release release;
     const StateLock lock(state);
     context.state = lock.get();
-    stats = attention(arguments.input(), arguments.params, results.output(), chosen, chosen_options,
-                      context);
+    stats = attention(input, arguments.params, results.output(), chosen, chosen_options, context);
   }
   set_last_stats(stats);
 }
@@ -131,7 +134,7 @@ void attend_index(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::
   const AttentionArguments arguments =
       read_arguments(q, k, v, q_lens, kv_lens, table, sinks, mask, scale, causal, sliding_window,
                      soft_cap, precision, threads, stream, measure);
-  const Results results(out, lse, arguments.q.device());
+  const Results results(out, lse);
   Stats stats;
   {
     const nb::gil_scoped_release release;
@@ -150,9 +153,9 @@ void bind_attention(nb::module_& module) {
       nb::arg("block_table").none(), nb::arg("sinks").none(), nb::arg("mask").none(),
       nb::arg("scale"), nb::arg("causal"), nb::arg("sliding_window"), nb::arg("soft_cap"),
       nb::arg("precision"), nb::arg("threads"), nb::arg("stream"), nb::arg("measure"),
-      nb::arg("layer"), nb::arg("patterns").none(),
-      nb::arg("state").none(), nb::arg("guard").none(), nb::arg("rows_after").none(),
-      nb::arg("segments").none(),
+      nb::arg("layer"), nb::arg("patterns").none(), nb::arg("state").none(),
+      nb::arg("guard").none(), nb::arg("rows_after").none(), nb::arg("segments").none(),
+      nb::arg("explanation").none(),
       "Attention by a method's name, written into out and lse; minference.attention() is the "
       "convenient form.");
   module.def("attend_index", &attend_index, nb::arg("q").none(), nb::arg("k").none(),

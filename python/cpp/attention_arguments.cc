@@ -33,31 +33,11 @@ AttentionInput AttentionArguments::input() const {
   return input;
 }
 
-Device AttentionArguments::device() const {
-  require_same_device("k", k.device(), q.device());
-  require_same_device("v", v.device(), q.device());
-  return q.device();
-}
-
 Precision parse_precision(const std::string& name) {
   if (name == "auto") return Precision::kAuto;
   if (name == "f32") return Precision::kF32;
   if (name == "bf16") return Precision::kBF16;
   throw InvalidArgument("precision is '" + name + "'; legal: auto, f32, bf16");
-}
-
-void require_same_device(const char* name, const Device& device, const Device& q) {
-  if (device != q) {
-    throw InvalidArgument(std::string(name) + " lies on " + device_name(device) +
-                          "; legal: where q lies, " + device_name(q));
-  }
-}
-
-void require_device(const Device& device) {
-  if (device.type != nb::device::cpu::value && device.type != nb::device::cuda::value) {
-    throw Unsupported("q lies on " + device_name(device) +
-                      "; minference computes tensors on cpu and cuda");
-  }
 }
 
 }  // namespace minference::python

@@ -1,4 +1,4 @@
-// The inputs of a call of attention() as Python gave them, and the device that computes.
+// The inputs of a call of attention() as Python gave them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -35,18 +35,9 @@ struct AttentionArguments {
   }
 
   AttentionInput input() const;
-
-  // Where q lies. Throws InvalidArgument unless k and v lie there too.
-  Device device() const;
 };
 
 // Throws InvalidArgument listing the legal names.
 Precision parse_precision(const std::string& name);
-
-// Throws InvalidArgument, naming the argument `name`, unless `device` is q's.
-void require_same_device(const char* name, const Device& device, const Device& q);
-
-// Throws Unsupported for a device that the library never computes on.
-void require_device(const Device& device);
 
 }  // namespace minference::python

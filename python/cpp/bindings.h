@@ -5,6 +5,7 @@
 
 namespace minference::python {
 
+void bind_explanation(nanobind::module_& module);
 void bind_guard(nanobind::module_& module);
 void bind_method(nanobind::module_& module);
 void bind_method_state(nanobind::module_& module);

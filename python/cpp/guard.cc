@@ -51,7 +51,8 @@ void bind_guard(nb::module_& module) {
       "Watches how much of the exact attention mass a sparse call keeps, on sampled query rows.\n\n"
       "mode: \"off\", \"report\" (measure, see Stats.mass_recall) or \"enforce\" (and compute the "
       "heads\nexactly that keep less than min_recall). rows: sampled per sequence and head, 1 to "
-      "64.")
+      "64.\nmin_recall: 0 to 1. Raises ValueError for another mode; numbers are checked by the "
+      "call.")
       .def(
           "__init__",
           [](GuardOptions* self, const std::string& mode, std::int64_t rows, double min_recall) {

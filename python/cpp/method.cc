@@ -29,9 +29,15 @@ void bind_method(nb::module_& module) {
   nb::class_<MethodOption>(module, "MethodOption", "A named constant of a method.")
       .def_ro("name", &MethodOption::name)
       .def_ro("help", &MethodOption::help)
-      .def_prop_ro("default", [](const MethodOption& o) { return number(o, o.default_value); })
-      .def_prop_ro("min", [](const MethodOption& o) { return number(o, o.min_value); })
-      .def_prop_ro("max", [](const MethodOption& o) { return number(o, o.max_value); })
+      .def_prop_ro(
+          "default", [](const MethodOption& o) { return number(o, o.default_value); },
+          nb::for_getter(nb::sig("def default(self, /) -> int | float")))
+      .def_prop_ro(
+          "min", [](const MethodOption& o) { return number(o, o.min_value); },
+          nb::for_getter(nb::sig("def min(self, /) -> int | float")))
+      .def_prop_ro(
+          "max", [](const MethodOption& o) { return number(o, o.max_value); },
+          nb::for_getter(nb::sig("def max(self, /) -> int | float")))
       .def_ro("integer", &MethodOption::integer, "Whether only whole numbers are legal.")
       .def("__repr__", [](const MethodOption& o) {
         return nb::str("MethodOption('{}', default={}, min={}, max={})")

@@ -53,6 +53,7 @@ NB_MODULE(_core, module) {
   python::bind_search(module);
   python::bind_segment(module);
   python::bind_pattern_file(module);
+  python::bind_explanation(module);
   python::bind_method(module);
   python::bind_method_state(module);
   python::bind_sparse_index(module);

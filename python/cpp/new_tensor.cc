@@ -29,9 +29,9 @@ nb::dlpack::dtype dlpack_dtype(DType dtype) {
 }
 
 void require_cpu(const TensorArgument& q) {
-  if (q.device().type != nb::device::cpu::value) {
+  if (q.device().kind != Device::Kind::kCpu) {
     throw Unsupported(
-        "q lies on " + device_name(q.device()) +
+        "q is on device " + device_name(q.device()) +
         ", where results are made for torch and CuPy only; legal: out=, or tensors of "
         "these");
   }

@@ -60,7 +60,12 @@ void bind_pattern_file(nb::module_& module) {
             file.set(layer, head, {parse_kind(type), vertical, slash, score});
           },
           nb::arg("layer"), nb::arg("head"), nb::arg("type"), nb::arg("vertical"), nb::arg("slash"),
-          nb::arg("score") = 0.0)
+          nb::arg("score") = 0.0,
+          "Gives a head its pattern: type vertical_and_slash, stream_llm or block_sparse with its "
+          "two "
+          "numbers.\nRaises ValueError for a layer that the file does not have, and for what no "
+          "file "
+          "may hold.")
       .def("check_model", &PatternFile::check_model, nb::arg("layers"), nb::arg("q_heads"),
            nb::arg("model") = "model",
            "Raises ValueError, naming both sides, unless the file is for a model of this shape.")

@@ -66,11 +66,9 @@ bool add_chunk(PatternSearch& search, std::int64_t layer, nb::handle q, nb::hand
   const TensorArgument queries("q", q, Access::kRead);
   const TensorArgument keys("k", k, Access::kRead);
   const TensorArgument values("v", v, Access::kRead);
-  for (const TensorArgument* tensor : {&queries, &keys, &values}) {
-    if (tensor->device().type != nb::device::cpu::value) {
-      throw InvalidArgument("a tensor lies on " + device_name(tensor->device()) +
-                            "; legal: cpu, where the search computes");
-    }
+  if (queries.device().kind != Device::Kind::kCpu) {  // k and v have to lie where q does
+    throw InvalidArgument("q is on device " + device_name(queries.device()) +
+                          "; legal: cpu, where the search computes");
   }
   const std::vector<float> logits = floats("sinks", sinks);
   AttentionInput input;
@@ -140,7 +138,10 @@ void bind_search(nb::module_& module) {
           [](PatternSearch& search, const nb::bytes& bytes, const std::string& purpose) {
             search.restore({bytes.c_str(), bytes.size()}, purpose);
           },
-          nb::arg("state"), nb::arg("purpose"))
+          nb::arg("state"), nb::arg("purpose"),
+          "Takes up what state() gave. Raises ValueError unless it is whole, of a search with the "
+          "same "
+          "arguments\nand for the same purpose, any text.")
       .def_prop_ro("candidates", &PatternSearch::candidates,
                    "Patterns that are compared for each head.");
   module.def(

@@ -31,7 +31,8 @@ void bind_segment(nb::module_& module) {
       module, "Segment",
       "Tokens [begin, end) of a prompt, absolute positions, of one modality: "
       "\"text\" or \"visual\".\n\nstride: tokens of a frame of a visual segment, the "
-      "period of its patterns; 0: not known.")
+      "period of its patterns; 0: not known. Raises ValueError for "
+      "another modality; positions are checked by the call.")
       .def(
           "__init__",
           [](Segment* self, std::int64_t begin, std::int64_t end, const std::string& modality,

@@ -54,7 +54,7 @@ void bind_sparse_index(nb::module_& module) {
                   nb::arg("columns"), nb::arg("offsets"),
                   "Columns (key positions) and diagonals (distance of the key behind the query) of "
                   "each\nsequence and head, one list each. Diagonals are rounded up to tiles of 64 "
-                  "rows and 32 keys.")
+                  "rows and 32 keys.\nRaises ValueError unless both have batch * q_heads lists.")
       .def_ro("batch", &SparseIndex::batch)
       .def_ro("q_heads", &SparseIndex::q_heads);
 }

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace {
 
 thread_local std::optional<Stats> last;
 
-nb::object last_stats() { return last ? nb::cast(*last) : nb::none(); }
+std::optional<Stats> last_stats() { return last; }
 
 nb::dict to_dict(const Stats& stats) {
   nb::dict dict;

@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "attention/validate.h"
 #include "core/float16.h"
 #include "minference/error.h"
 #include "minference/tensor.h"
@@ -69,8 +70,14 @@ WritableArray import_writable(const std::string& name, nb::handle object) {
 }
 
 template <typename Array>
-Device device_of(const Array& array) {
-  return {array.device_type(), array.device_id()};
+Device device_of(const std::string& name, const Array& array) {
+  if (array.device_type() == nb::device::cpu::value) return {};
+  if (array.device_type() == nb::device::cuda::value) {
+    return {Device::Kind::kCuda, array.device_id()};
+  }
+  throw Unsupported(name + " is on a device of DLPack's type " +
+                    std::to_string(array.device_type()) +
+                    "; minference computes tensors on cpu and cuda");
 }
 
 template <typename Array>
@@ -80,6 +87,7 @@ TensorView view_of(const std::string& name, const Array& array) {
                           " dimensions; legal: 4, [batch, tokens, heads, head_dim]");
   }
   TensorView view;
+  view.device = device_of(name, array);
   view.dtype = tensor_dtype(name, array.dtype());
   // Reading it is all that happens to an input.
   view.data = const_cast<void*>(static_cast<const void*>(array.data()));
@@ -91,8 +99,9 @@ TensorView view_of(const std::string& name, const Array& array) {
 }
 
 void require_cpu(const std::string& name, const ReadOnlyArray& array) {
-  if (array.device_type() != nb::device::cpu::value) {
-    throw InvalidArgument(name + " lies on " + device_name(device_of(array)) + "; legal: cpu");
+  const Device device = device_of(name, array);
+  if (device.kind != Device::Kind::kCpu) {
+    throw InvalidArgument(name + " is on device " + device_name(device) + "; legal: cpu");
   }
 }
 
@@ -150,57 +159,25 @@ bool from_list(const char* name, nb::handle object, std::vector<Value>& values) 
 
 }  // namespace
 
-std::string device_name(const Device& device) {
-  std::string name;
-  switch (device.type) {
-    case nb::device::cpu::value:
-      return "cpu";
-    case nb::device::cuda::value:
-      name = "cuda";
-      break;
-    case nb::device::rocm::value:
-      name = "rocm";
-      break;
-    case nb::device::metal::value:
-      name = "metal";
-      break;
-    default:
-      name = "DLPack device type " + std::to_string(device.type);
-  }
-  return name + ":" + std::to_string(device.id);
-}
-
 TensorArgument::TensorArgument(const char* name, nb::handle object, Access access) {
   if (access == Access::kRead) {
     array_ = import_array(name, object);
   } else {
     array_ = import_writable(name, object);
   }
-  std::visit(
-      [&](const auto& array) {
-        view_ = view_of(name, array);
-        device_ = device_of(array);
-        if (device_.type == nb::device::cuda::value) {
-          view_.device = {minference::Device::Kind::kCuda, device_.id};
-        }
-      },
-      array_);
+  view_ = std::visit([&](const auto& array) { return view_of(name, array); }, array_);
 }
 
 PackedMask pack_mask(nb::handle object, std::int64_t batch, std::int64_t q_tokens,
-                     std::int64_t kv_tokens, const Device& device) {
+                     std::int64_t kv_tokens, Device device) {
   const ReadOnlyArray array = import_array("mask", object);
-  const Device lies = device_of(array);
-  if (lies != device) {
-    throw InvalidArgument("mask lies on " + device_name(lies) + "; legal: where q lies, " +
-                          device_name(device));
-  }
+  validate_device("mask", device_of("mask", array), device);
   const bool packed = array.dtype().bits == 64 && (is(array.dtype(), nb::dlpack::dtype_code::Int) ||
                                                    is(array.dtype(), nb::dlpack::dtype_code::UInt));
-  const bool on_cpu = lies.type == nb::device::cpu::value;
+  const bool on_cpu = device.kind == Device::Kind::kCpu;
   if (!packed && !(on_cpu && is(array.dtype(), nb::dlpack::dtype_code::Bool))) {
     throw InvalidArgument(
-        "mask has dtype " + dtype_text(array.dtype()) + " on " + device_name(lies) +
+        "mask has dtype " + dtype_text(array.dtype()) + " on " + device_name(device) +
         "; legal: " + (on_cpu ? "bool, true where the row sees the key, or " : "") +
         "int64 or uint64, bit j % 64 of word j / 64 for key j");
   }

@@ -16,32 +16,21 @@ namespace minference::python {
 
 enum class Access : std::uint8_t { kRead, kWrite };
 
-// Where the data of a tensor lies.
-struct Device {
-  int type = 0;  // DLPack's number
-  int id = 0;
-
-  bool operator==(const Device&) const = default;
-};
-
-// "cpu", "cuda:0", ...
-std::string device_name(const Device& device);
-
 // A tensor argument of a call. Keeps the producer's memory alive as long as it lives; the GIL is
 // needed to make and to destroy one.
 class TensorArgument {
  public:
   // Throws InvalidArgument, naming the argument `name`, unless `object` is a 4-d tensor of a dtype
-  // that the library has, and writable for Access::kWrite.
+  // that the library has, and writable for Access::kWrite; Unsupported for one on a device that the
+  // library never computes on.
   TensorArgument(const char* name, nanobind::handle object, Access access);
 
   const TensorView& view() const { return view_; }
-  const Device& device() const { return device_; }
+  Device device() const { return view_.device; }
 
  private:
   std::variant<nanobind::ndarray<nanobind::ro>, nanobind::ndarray<>> array_;
   TensorView view_;
-  Device device_;
 };
 
 // A mask as VisibilityMask has it, one bit a key: the caller's words or, of a mask of bool, words of
@@ -57,7 +46,7 @@ struct PackedMask {
 // `object`: [batch or 1, q_tokens, kv_tokens] of bool on the CPU, or [batch or 1, q_tokens, words] of
 // int64 or uint64 on `device`. Throws InvalidArgument for anything else.
 PackedMask pack_mask(nanobind::handle object, std::int64_t batch, std::int64_t q_tokens,
-                     std::int64_t kv_tokens, const Device& device);
+                     std::int64_t kv_tokens, Device device);
 
 // Numbers of a list, or of a 1-d array of any integer or floating-point type on the CPU; None gives
 // none. Throws InvalidArgument naming the argument `name`.

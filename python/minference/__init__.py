@@ -7,6 +7,7 @@ MInference("auto")(model) on models of Hugging Face transformers. torch is impor
 from ._attention import attention
 from ._config import MInferenceConfig, get_support_models
 from ._core import (
+    Explanation,
     Guard,
     Method,
     MethodOption,
@@ -32,6 +33,7 @@ from ._patching import (
 from ._patterns import find_patterns, shipped_patterns
 
 __all__ = [
+    "Explanation",
     "Guard",
     "MInference",
     "MInferenceConfig",

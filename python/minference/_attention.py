@@ -36,6 +36,7 @@ def attention(
     guard: _core.Guard | str | None = None,
     rows_after: Any = None,
     segments: Sequence[Sequence[_core.Segment]] | None = None,
+    explanation: _core.Explanation | None = None,
     precision: str = "auto",
     threads: int | None = None,
     stream: int | None = None,
@@ -77,6 +78,7 @@ def attention(
         guard: "off", "report", "enforce" or a Guard: measures what a sparse call keeps.
         rows_after: [batch] rows of the same prompt that later calls bring, where that is known.
         segments: a list of Segment for each sequence: the modalities of the prompt.
+        explanation: Explanation that is shown what the call keeps, on the CPU; batch 1.
         precision: "auto" (bfloat16 products where a tensor has 16 bits), "f32" or "bf16".
         threads: None: of torch tensors torch.get_num_threads(), otherwise OpenMP's default.
         stream: tensors on a CUDA device: the cudaStream_t to work in, as a number; None: the
@@ -108,7 +110,7 @@ def attention(
         raise ValueError("scale is 0; legal: any other finite number, None for 1 / sqrt(head_dim)")
 
     backend = backend_of(q)
-    if segments is None and state is None and backend.is_traced(q):
+    if segments is None and state is None and explanation is None and backend.is_traced(q):
         results = backend.traced_attention(
             q, k, v, method, options, scale, causal, sliding_window or 0, soft_cap or 0.0, sinks,
             q_lens, kv_lens, block_table, mask, layer, patterns, guard, rows_after, precision,
@@ -126,7 +128,7 @@ def attention(
             *sources, target, lse, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
             causal, sliding_window or 0, soft_cap or 0.0, precision, backend.threads(threads),
             backend.current_stream(q) if stream is None else stream, measure, layer,
-            patterns, state, guard, rows_after, segments,
+            patterns, state, guard, rows_after, segments, explanation,
         )  # fmt: skip
     return backend.end(q, target, lse, out is None)
 

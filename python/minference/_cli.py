@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -70,14 +69,13 @@ def check_writable(path):
 
 def write_bytes(path, content):
     """The path holds the whole content, or what it held before."""
-    folder = Path(path).absolute().parent
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".minference-")
+    path = Path(path).absolute()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
+        partial.write_bytes(content)
+        os.replace(partial, path)
     except BaseException:
-        os.unlink(name)
+        partial.unlink(missing_ok=True)
         raise
 
 

@@ -180,7 +180,7 @@ def _attention(
         packed_mask(mask, k, block_table), scale, causal, sliding_window, soft_cap, precision,
         threads(None if thread_count < 0 else thread_count), current_stream(q), False, layer,
         _parsed(patterns), None,
-        _core.Guard(guard_mode, guard_rows, min_recall), rows_after, None,
+        _core.Guard(guard_mode, guard_rows, min_recall), rows_after, None, None,
     )  # fmt: skip
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse[..., 0].contiguous()
 

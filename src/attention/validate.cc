@@ -226,16 +226,10 @@ void validate_params(const AttentionParams& params) {
   }
 }
 
-void validate_device(const char* name, const TensorView& tensor, Device device) {
-  if (tensor.device == device) return;
-  throw InvalidArgument(std::string(name) + " is on device " + device_name(tensor.device) +
-                        "; legal: that of q, " + device_name(device));
-}
-
 void validate_output(const AttentionInput& input, const AttentionOutput& output) {
   const TensorView& q = input.q;
-  validate_device("out", output.out, q.device);
-  if (!output.lse.empty()) validate_device("lse", output.lse, q.device);
+  validate_device("out", output.out.device, q.device);
+  if (!output.lse.empty()) validate_device("lse", output.lse.device, q.device);
   validate_tensor("out", output.out);
   validate_written("out", output.out);
   TensorView expected;
@@ -266,6 +260,12 @@ void validate_pair_count(const AttentionInput& input) {
 
 }  // namespace
 
+void validate_device(const char* name, Device device, Device q) {
+  if (device == q) return;
+  throw InvalidArgument(std::string(name) + " is on device " + device_name(device) +
+                        "; legal: that of q, " + device_name(q));
+}
+
 std::int64_t key_capacity(const AttentionInput& input) {
   if (input.block_table.empty()) return input.k.tokens();
   return checked_mul(input.pages_per_sequence, input.k.tokens(),
@@ -276,8 +276,8 @@ void validate_input(const AttentionInput& input, const AttentionParams& params) 
   validate_tensor("q", input.q);
   validate_tensor("k", input.k);
   validate_tensor("v", input.v);
-  validate_device("k", input.k, input.q.device);
-  validate_device("v", input.v, input.q.device);
+  validate_device("k", input.k.device, input.q.device);
+  validate_device("v", input.v.device, input.q.device);
   validate_shapes(input);
   validate_lengths("q_lens", input.q_lens, input.q.batch(), input.q.tokens());
   if (input.block_table.empty()) {

@@ -1,4 +1,4 @@
-// The parts of validate() that callers without an output need: estimators and the guard.
+// The parts of validate() that others need too: estimators, the guard, the Python package.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +12,8 @@ std::int64_t key_capacity(const AttentionInput& input);
 
 // Throws InvalidArgument unless the two obey the contract of attention().
 void validate_input(const AttentionInput& input, const AttentionParams& params);
+
+// Throws InvalidArgument, naming the argument `name`, unless `device` is q's.
+void validate_device(const char* name, Device device, Device q);
 
 }  // namespace minference

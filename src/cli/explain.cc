@@ -8,16 +8,17 @@
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
-#include "cli/explain_report.h"
 #include "cli/model_prompt.h"
 #include "cli/model_run.h"
 #include "cli/options.h"
+#include "cli/png.h"
 #include "cli/progress.h"
 #include "cli/report_folder.h"
-#include "cli/report_pictures.h"
 #include "cli/segment_option.h"
 #include "cli/stop_signal.h"
 #include "core/stopwatch.h"
+#include "explain/report.h"
+#include "explain/report_pictures.h"
 #include "llama/engine.h"
 #include "llama/model_file.h"
 #include "llama/plugin_config.h"
@@ -26,7 +27,12 @@
 namespace minference::cli {
 namespace {
 
-using llama_host::AttentionCall;
+using explain::AttentionCall;
+using explain::AttentionFigures;
+using explain::ExplainReport;
+using explain::HeadId;
+using explain::ReportFile;
+using explain::ShownHead;
 using llama_host::Engine;
 using llama_host::PluginTotals;
 
@@ -56,7 +62,7 @@ class Explainer {
     prefill("prefill", [&](const AttentionCall& call) {
       const Stopwatch watch;
       figures_.add(call, options_.model.guard_rows);
-      add_maps(call, shown);
+      add_maps(shown, call);
       observing += watch.seconds();
     });
     // The first token is sampled, not decoded further.
@@ -68,7 +74,7 @@ class Explainer {
   // Once more, for maps of heads that are known only now.
   void add_maps_of(std::vector<ShownHead>& shown) {
     open_context();
-    prefill("pictures", [&](const AttentionCall& call) { add_maps(call, shown); });
+    prefill("pictures", [&](const AttentionCall& call) { add_maps(shown, call); });
   }
 
   void open_context() {
@@ -116,14 +122,6 @@ class Explainer {
     engine_.observe({});
   }
 
-  static void add_maps(const AttentionCall& call, std::vector<ShownHead>& shown) {
-    for (ShownHead& head : shown) {
-      if (head.id.layer == call.layer && head.id.head < call.input->q.heads()) {
-        head.map.add(*call.input, *call.params, call.index, head.id.head);
-      }
-    }
-  }
-
   void check_seen() const {
     if (figures_.total().steps > 0) return;
     std::string reasons;
@@ -147,13 +145,6 @@ class Explainer {
   double ttft_seconds_ = 0;
 };
 
-std::vector<ShownHead> empty_maps(const std::vector<HeadId>& heads, std::int64_t tokens) {
-  std::vector<ShownHead> shown;
-  shown.reserve(heads.size());
-  for (const HeadId& id : heads) shown.push_back({id, AttentionMap(tokens)});
-  return shown;
-}
-
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
@@ -172,8 +163,9 @@ void write_report(const ExplainOptions& options, const ExplainReport& report,
     constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
     folder.write("report.json", report_json(report).dump(2, ' ', false, kReplace) + "\n");
   }
-  for (const ReportFile& file : report_files(report)) folder.write(file.name, file.content);
-  folder.publish(is_head_picture);
+  for (const ReportFile& file : report_files(report, encode_png))
+    folder.write(file.name, file.content);
+  folder.publish(explain::is_head_picture);
 }
 
 int run(const CLI::App& command, const ExplainOptions& options) {
@@ -185,7 +177,7 @@ int run(const CLI::App& command, const ExplainOptions& options) {
   }
   const std::atomic<bool>& stop = install_stop_signal();
   const std::vector<HeadId> asked =
-      options.heads.empty() ? std::vector<HeadId>{} : parse_heads(options.heads);
+      options.heads.empty() ? std::vector<HeadId>{} : explain::parse_heads(options.heads);
   std::vector<Segment> segments = parse_segments(options.segments);
   llama_host::check_model_file(options.model.model);
   const std::string prompt = read_prompt(command, options.prompt);

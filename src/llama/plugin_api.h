@@ -9,9 +9,8 @@
 
 #include <cstdint>
 
-#include "minference/attention.h"
+#include "explain/attention_call.h"
 #include "minference/segment.h"
-#include "minference/sparse_index.h"
 
 namespace minference::llama_host {
 
@@ -50,14 +49,9 @@ using SetRowsAfterFn = void (*)(std::int64_t rows);
 inline constexpr char kSetSegmentsName[] = "minference_set_segments";
 using SetSegmentsFn = void (*)(const Segment* segments, std::int64_t count);
 
-// One call of causal prompt attention that the plug-in has just made. Everything is valid during
-// the observer's call only, and of the same build of the library as the plug-in.
-struct AttentionCall {
-  std::int64_t layer = -1;                // -1: not known
-  const AttentionInput* input = nullptr;  // one sequence
-  const AttentionParams* params = nullptr;
-  const SparseIndex* index = nullptr;  // null: exact attention that no method was asked for
-};
+// One call of causal prompt attention that the plug-in has just made, of the same build of the library as
+// the plug-in.
+using AttentionCall = explain::AttentionCall;
 
 // Whom the plug-in shows every such call, from the thread that computes; null: nobody. What the
 // observer throws (a std::exception) fails the computation.

@@ -10,10 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/explain_figures.h"
-#include "cli/html_text.h"
-#include "cli/picture.h"
+#include "cli/png.h"
 #include "cli/report_folder.h"
+#include "explain/figures.h"
+#include "explain/html_text.h"
+#include "explain/picture.h"
 #include "minference/error.h"
 #include "support/process.h"
 
@@ -21,6 +22,18 @@ namespace minference::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using explain::check_heads;
+using explain::Colour;
+using explain::ColourMap;
+using explain::enlarge;
+using explain::fill_template;
+using explain::HeadId;
+using explain::html_escape;
+using explain::kMaxShownHeads;
+using explain::log_position;
+using explain::parse_heads;
+using explain::Picture;
+using explain::png_data_uri;
 using minference::testing::temporary_file;
 
 TEST(ColourMap, RunsThroughItsStops) {

@@ -1,6 +1,8 @@
 """attention() against fp64: every argument of the contract, NumPy arrays, torch tensors, DLPack."""
 
 import gc
+import resource
+import sys
 import weakref
 
 import minference
@@ -324,6 +326,31 @@ def test_memory_is_given_back():
     del out
     gc.collect()
     check(taken, reference(q, k, v)[0])  # the result's memory lives as long as a view of it
+
+
+def test_no_call_keeps_its_tensors():
+    arrays = [tensor.numpy() for tensor in problem()]
+    arrays.append(np.empty_like(arrays[0]))
+    before = [sys.getrefcount(array) for array in arrays]
+    for _ in range(3):
+        minference.attention(*arrays[:3], "dense", out=arrays[3], return_lse=True)
+        with pytest.raises(ValueError):
+            minference.attention(*arrays[:3], "dense", out=arrays[3][:, :4])
+    assert [sys.getrefcount(array) for array in arrays] == before
+
+
+def test_results_that_nobody_takes_are_freed():
+    q, k, v = map(Foreign, problem(q_tokens=1, dim=256, batch=1))
+    rows = Foreign(q.tensor.expand(1, 4000, 6, 256))  # 24 MB of result
+
+    def high_water_mark():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB
+
+    minference.attention(rows, k, v, "dense", q_lens=[1])
+    before = high_water_mark()
+    for _ in range(20):
+        minference.attention(rows, k, v, "dense", q_lens=[1])
+    assert high_water_mark() - before < 200
 
 
 def test_empty_tensors():

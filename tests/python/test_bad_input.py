@@ -97,17 +97,20 @@ def test_type_error(changes):
 
 
 class OnAnotherDevice:
-    """A DLPack tensor whose producer says that it lies on CUDA device 1; nothing may read it."""
+    """A DLPack tensor whose producer says that it lies elsewhere, on CUDA device 1; nothing may read it."""
+
+    def __init__(self, device_type=2):
+        self.device_type = device_type
 
     def __dlpack__(self, **arguments):
-        return dlpack_of_cuda()
+        return dlpack_of_device(self.device_type)
 
     def __dlpack_device__(self):
-        return (2, 1)
+        return (self.device_type, 1)
 
 
-def dlpack_of_cuda():
-    """A capsule as CUDA libraries make it, without memory of ours behind it."""
+def dlpack_of_device(device_type):
+    """A capsule as a device's library makes it, without memory of ours behind it."""
 
     class Tensor(ctypes.Structure):
         _fields_ = [
@@ -126,7 +129,7 @@ def dlpack_of_cuda():
         ]
 
     shape = (ctypes.c_int64 * 4)(1, 8, 4, 16)
-    tensor = Tensor(4096, 2, 1, 4, 2, 16, 1, shape, None, 0, None, None)
+    tensor = Tensor(4096, device_type, 1, 4, 2, 16, 1, shape, None, 0, None, None)
     _kept.append((shape, tensor))
     new = ctypes.pythonapi.PyCapsule_New
     new.restype = ctypes.py_object
@@ -139,13 +142,17 @@ _kept = []
 
 def test_other_devices():
     out = Q.copy()
-    with pytest.raises(ValueError, match="k lies on cpu; legal: where q lies, cuda:1"):
+    with pytest.raises(ValueError, match="k is on device cpu; legal: that of q, cuda:1"):
         minference.attention(OnAnotherDevice(), KV, KV, out=out)
-    with pytest.raises(ValueError, match="out lies on cuda:1; legal: where q lies, cpu"):
+    with pytest.raises(ValueError, match="out is on device cuda:1; legal: that of q, cpu"):
         minference.attention(Q, KV, KV, out=OnAnotherDevice())
     # Whether the kernels are missing or only a device: one sentence says so.
     with pytest.raises(NotImplementedError, match="no CUDA"):
         minference.attention(*[OnAnotherDevice()] * 3, method="dense", out=OnAnotherDevice())
+    with pytest.raises(NotImplementedError, match="v is on a device of DLPack's type 10; .* cpu and cuda"):
+        minference.attention(Q, KV, OnAnotherDevice(device_type=10), out=out)
+    with pytest.raises(ValueError, match="mask is on device cuda:1; legal: that of q, cpu"):
+        minference.attention(Q, KV, KV, "dense", mask=OnAnotherDevice())
 
 
 def test_a_failed_call_leaves_out_as_it_was():

@@ -395,14 +395,14 @@ def test_mixed_devices():
     on_cpu = k.cpu()
     mask = torch.ones(1, 200, 333, dtype=torch.bool)
     for arguments, text in [
-        ((q, on_cpu, v), "k lies on cpu; legal: where q lies, cuda:0"),
-        ((q.cpu(), k, v), "k lies on cuda:0; legal: where q lies, cpu"),
+        ((q, on_cpu, v), "k is on device cpu; legal: that of q, cuda:0"),
+        ((q.cpu(), k, v), "k is on device cuda:0; legal: that of q, cpu"),
     ]:
         with pytest.raises(ValueError, match=text):
             minference.attention(*arguments, "dense")
-    with pytest.raises(ValueError, match="out lies on cpu; legal: where q lies, cuda:0"):
+    with pytest.raises(ValueError, match="out is on device cpu; legal: that of q, cuda:0"):
         minference.attention(q, k, v, "dense", out=torch.empty(2, 200, 6, 64))
-    with pytest.raises(ValueError, match="mask lies on cpu; legal: where q lies, cuda:0"):
+    with pytest.raises(ValueError, match="mask is on device cpu; legal: that of q, cuda:0"):
         minference.attention(q, k, v, "dense", mask=mask)
     with pytest.raises(ValueError, match="mask has dtype float32 on cuda:0; legal: int64 or uint64"):
         minference.attention(q, k, v, "dense", mask=mask.float().cuda())

@@ -5,24 +5,14 @@ import json
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
 
-from hf_models import tiny_model  # noqa: E402
 from minference import PatternFile, _cli, bench, search  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model with a tokenizer of single letters, and a text."""
-    path = tmp_path_factory.mktemp("model")
-    tiny_model("llama").save_pretrained(path)
-    letters = {chr(code): code for code in range(128)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token=chr(0)))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
-    (path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
-    return path
+def folder(letters_model):
+    return letters_model
 
 
 def run(module, name, *arguments):

@@ -1,5 +1,7 @@
 """The package as it is installed: what importing it brings in, its stubs, and the wheel in a fresh venv."""
 
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -41,8 +43,22 @@ def test_stubs_name_everything():
 
 
 def test_everything_public_has_a_docstring():
-    for name in minference.__all__:
-        assert getattr(minference, name).__doc__, name
+    modules = [minference]
+    if importlib.util.find_spec("transformers"):
+        modules.append(importlib.import_module("minference.hf"))
+    for module in modules:
+        for name in module.__all__:
+            value = getattr(module, name)
+            assert value.__doc__, name
+            for member, method in vars(value).items() if isinstance(value, type) else ():
+                if callable(method) and not member.startswith("_"):
+                    assert method.__doc__, f"{name}.{member}"
+
+
+def test_stubs_have_types_where_callers_look():
+    stubs = (Path(_core.__file__).parent / "_core.pyi").read_text()
+    assert "def last_stats() -> Stats | None:" in stubs
+    assert "-> object" not in stubs
 
 
 @pytest.mark.skipif("MINFERENCE_TEST_WHEEL" not in os.environ, reason="MINFERENCE_TEST_WHEEL is not set")

@@ -183,7 +183,7 @@ def _prefill(layer, q, k, v, sequences, window, cache, call):
             guard=settings.guard,
             state=layer.state(cache, sequences),
         )
-    minference.attention(q, k, v, out=out, **call)
+    minference.attention(q, k, v, out=out, explanation=settings.explanation, **call)
     layer.totals.add_prefill(minference.last_stats())
     if cut and q.shape[1] > EXACT_ROWS and settings.method != "dense":
         layer.totals.add_fallback("sliding window, computed exactly")

@@ -36,6 +36,7 @@ def patch(
     slice_tokens=0,
     measure=False,
     on_prefill=None,
+    explanation=None,
 ):
     """Computes the prefill of `model` by an attention method from now on; returns the model.
 
@@ -55,6 +56,8 @@ def patch(
             pairs and seconds; otherwise they are None there.
         on_prefill: called with (layer, q, k, v, arguments) before a layer computes a chunk of one
             sequence; see hf.settings.Settings.
+        explanation: a minference.Explanation that is shown what every prefill keeps, on the CPU, for
+            batches of one; see minference.hf.explain().
 
     Raises:
         TypeError: model is no transformers model.
@@ -68,14 +71,14 @@ def patch(
     chosen = _core.find_method(method)
     options = dict(options or {})
     _core.check_options(chosen.name, options)
-    patterns = _patterns_for(model, chosen, patterns)
+    patterns = patterns_for(model, chosen, patterns)
     if not isinstance(slice_tokens, int) or slice_tokens < 0:
         raise ValueError(f"slice_tokens is {slice_tokens!r}; legal: 0 (off) or a number of rows")
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise ValueError(f"threads is {threads!r}; legal: None or 1 and more")
     if guard is not None and not isinstance(guard, _core.Guard):
         guard = _core.Guard(guard)
-    settings = Settings(chosen.name, options, patterns, guard, threads, measure, on_prefill)
+    settings = Settings(chosen.name, options, patterns, guard, threads, measure, on_prefill, explanation)
     _try_device(model, settings)
 
     unpatch(model)
@@ -111,6 +114,7 @@ def unpatch(model):
 
 
 def is_patched(model) -> bool:
+    """Whether patch() was the last to set the model's attention."""
     return getattr(model, "minference_patch", None) is not None
 
 
@@ -125,6 +129,7 @@ def stats(model=None) -> dict:
 
 
 def reset_stats(model=None) -> None:
+    """Sets the figures of stats(model) to 0."""
     _totals(model).reset()
 
 
@@ -164,8 +169,8 @@ def attention_modules(model) -> list[nn.Module]:
     return modules
 
 
-def _patterns_for(model, method, patterns):
-    """The PatternFile to use, checked against the model."""
+def patterns_for(model, method, patterns):
+    """The PatternFile to use, checked against model and method; None without one."""
     if patterns is None:
         return None
     if not method.takes_patterns:

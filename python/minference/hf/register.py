@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NAME = "minference"
-OLDEST = (4, 57)  # the oldest version that the tests run with
+OLDEST = (4, 57)  # the oldest version that all tests pass with
 
 
 def require_transformers() -> None:

@@ -31,6 +31,7 @@ class Settings:
     on_prefill: called with (layer, q, k, v, arguments) for every chunk of one sequence that a layer
         computes, before it is computed; q, k, v [1, tokens, heads, head_dim], arguments as keywords of
         minference.attention().
+    explanation: a minference.Explanation of the prefills, or None.
     """
 
     method: str = "auto"
@@ -40,6 +41,7 @@ class Settings:
     threads: int | None = None
     measure: bool = False
     on_prefill: Callable | None = None
+    explanation: Any = None
 
 
 _MEASURED = ("kept_pairs", "causal_pairs", "kept_fraction", "index_seconds", "kernel_seconds")
@@ -113,7 +115,11 @@ class Layer:
         return Layer(self.index, self.settings, copy.deepcopy(self.totals, memo))
 
     def __reduce__(self):
-        return Layer, (self.index, dataclasses.replace(self.settings, on_prefill=None), self.totals)
+        return Layer, (
+            self.index,
+            dataclasses.replace(self.settings, on_prefill=None, explanation=None),
+            self.totals,
+        )
 
     def state(self, cache, sequences: slice):
         """The MethodState of these sequences of a cache, or None where the cache is not known."""

@@ -2,16 +2,17 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
 
-#include "cli/explain_report.h"
-#include "cli/html_text.h"
-#include "cli/report_page.h"
-#include "cli/report_pictures.h"
+#include "explain/html_text.h"
+#include "explain/report.h"
+#include "explain/report_page.h"
+#include "explain/report_pictures.h"
 #include "minference/version.h"
 
-namespace minference::cli {
+namespace minference::explain {
 namespace {
 
 std::string number(double value, int digits) {
@@ -60,18 +61,21 @@ std::string kinds_of(const HeadFigures& figures) {
 
 std::string figures_of(const ExplainReport& report, const HeadId& id) {
   const HeadFigures& figures = report.figures.at(id);
-  if (figures.steps == 0) return "not seen: computed exactly, or left to llama.cpp";
+  if (figures.steps == 0) return "not seen: left to the model's own engine";
   const std::string pattern = pattern_text(report, id);
   return "keeps " + percent(figures.kept_fraction(), 1) + ", recall " +
          percent(figures.recall(), 2) + ", " + kinds_of(figures) +
          (pattern.empty() ? "" : "; pattern file: " + pattern);
 }
 
-constexpr Colour kStageColours[] = {{0x4a, 0x6f, 0xa5},
-                                    {0xc4, 0x55, 0x3d},
-                                    {0xd9, 0x9a, 0x2b},
-                                    {0x5f, 0x8f, 0x5b},
-                                    {0x8b, 0x93, 0x9e}};
+Colour stage_colour(std::size_t stage) {
+  constexpr Colour kColours[] = {{0x4a, 0x6f, 0xa5},
+                                 {0xc4, 0x55, 0x3d},
+                                 {0xd9, 0x9a, 0x2b},
+                                 {0x5f, 0x8f, 0x5b},
+                                 {0x8b, 0x93, 0x9e}};
+  return kColours[stage % std::size(kColours)];
+}
 
 std::string dot(const Colour& colour) {
   return "<span class=\"dot\" style=\"background:" + css(colour) + "\"></span>";
@@ -85,9 +89,9 @@ std::string stage_bar(const ExplainReport& report) {
     const double share = stage.seconds / report.ttft_seconds;
     if (share <= 0) continue;
     html += "<i style=\"width:" + number(100.0 * share, 2) +
-            "%;background:" + css(kStageColours[i]) + "\" title=\"" + stage.name + ": " +
+            "%;background:" + css(stage_colour(i)) + "\" title=\"" + stage.name + ": " +
             seconds(stage.seconds) + ", " + percent(share, 1) + "\">" +
-            (share >= kLabelled ? stage.name + std::string(" ") + percent(share, 0) : "") + "</i>";
+            (share >= kLabelled ? stage.name + " " + percent(share, 0) : "") + "</i>";
   }
   return html;
 }
@@ -96,7 +100,7 @@ std::string stage_rows(const ExplainReport& report) {
   std::string html;
   for (std::size_t i = 0; i < report.stages.size(); ++i) {
     const Stage& stage = report.stages[i];
-    html += "<tr><td>" + dot(kStageColours[i]) + stage.name + "</td><td class=\"n\">" +
+    html += "<tr><td>" + dot(stage_colour(i)) + stage.name + "</td><td class=\"n\">" +
             number(stage.seconds, 3) + "</td><td class=\"n\">" +
             percent(stage.seconds / report.ttft_seconds, 1) + "</td><td class=\"soft\">" +
             stage.help + "</td></tr>\n";
@@ -270,6 +274,12 @@ std::string shown_heads(const ExplainReport& report, const std::vector<ReportFil
   return html;
 }
 
+std::string before_prefill(const ExplainReport& report) {
+  if (!report.load_seconds || !report.tokenise_seconds) return {};
+  return " Before that, loading the model took " + seconds(*report.load_seconds) +
+         " and cutting the text into tokens " + seconds(*report.tokenise_seconds) + ".";
+}
+
 std::string notes(const ExplainReport& report) {
   std::string html;
   for (const std::string& note : report.notes) html += "<li>" + html_escape(note) + "</li>";
@@ -298,8 +308,7 @@ std::string page(const ExplainReport& report, const std::vector<ReportFile>& hea
        {"recall", percent(total.recall(), 2)},
        {"worst", percent(report.figures.at(order.front()).recall(), 1)},
        {"worst_head", title_of(order.front())},
-       {"load", seconds(report.load_seconds)},
-       {"tokenise", seconds(report.tokenise_seconds)},
+       {"before", before_prefill(report)},
        {"stage_bar", stage_bar(report)},
        {"stage_rows", stage_rows(report)},
        {"notes", notes(report)},
@@ -315,7 +324,7 @@ std::string page(const ExplainReport& report, const std::vector<ReportFile>& hea
 
 }  // namespace
 
-std::vector<ReportFile> report_files(const ExplainReport& report) {
+std::vector<ReportFile> report_files(const ExplainReport& report, const PngEncoder& encode_png) {
   std::vector<ReportFile> files;
   for (const ShownHead& head : report.heads) {
     const auto add = [&](const char* what, const Picture& picture) {
@@ -333,4 +342,4 @@ std::vector<ReportFile> report_files(const ExplainReport& report) {
   return files;
 }
 
-}  // namespace minference::cli
+}  // namespace minference::explain

@@ -1,4 +1,4 @@
-#include "cli/explain_figures.h"
+#include "explain/figures.h"
 
 #include <algorithm>
 #include <charconv>
@@ -8,7 +8,7 @@
 #include "minference/error.h"
 #include "minference/guard.h"
 
-namespace minference::cli {
+namespace minference::explain {
 namespace {
 
 std::string name_of(const HeadId& id) {
@@ -24,6 +24,18 @@ HeadId parse_head(const std::string& text) {
     if (head.ec == std::errc() && head.ptr == end && id.layer >= 0 && id.head >= 0) return id;
   }
   throw InvalidArgument("'" + text + "' is not a head; expected layer:head, for example 3:5");
+}
+
+void check_list(const std::vector<HeadId>& heads) {
+  for (auto head = heads.begin(); head != heads.end(); ++head) {
+    if (std::find(heads.begin(), head, *head) != head) {
+      throw InvalidArgument("head " + name_of(*head) + " is given twice");
+    }
+  }
+  if (static_cast<std::int64_t>(heads.size()) > kMaxShownHeads) {
+    throw InvalidArgument(std::to_string(heads.size()) + " heads; legal: 1 to " +
+                          std::to_string(kMaxShownHeads));
+  }
 }
 
 void add_to(HeadFigures& sum, const HeadFigures& figures) {
@@ -43,24 +55,18 @@ std::vector<HeadId> parse_heads(const std::string& text) {
   std::vector<HeadId> heads;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t comma = std::min(text.find(',', begin), text.size());
-    const HeadId id = parse_head(text.substr(begin, comma - begin));
-    if (std::find(heads.begin(), heads.end(), id) != heads.end()) {
-      throw InvalidArgument("head " + name_of(id) + " is given twice");
-    }
-    heads.push_back(id);
+    heads.push_back(parse_head(text.substr(begin, comma - begin)));
     begin = comma + 1;
   }
-  if (static_cast<std::int64_t>(heads.size()) > kMaxShownHeads) {
-    throw InvalidArgument(std::to_string(heads.size()) + " heads; legal: 1 to " +
-                          std::to_string(kMaxShownHeads));
-  }
+  check_list(heads);
   return heads;
 }
 
 void check_heads(const std::vector<HeadId>& heads, std::int64_t layers,
                  std::int64_t heads_per_layer) {
+  check_list(heads);
   for (const HeadId& id : heads) {
-    if (id.layer < layers && id.head < heads_per_layer) continue;
+    if (id.layer >= 0 && id.layer < layers && id.head >= 0 && id.head < heads_per_layer) continue;
     throw InvalidArgument("the model has no head " + name_of(id) + "; legal: layers 0 to " +
                           std::to_string(layers - 1) + ", heads 0 to " +
                           std::to_string(heads_per_layer - 1));
@@ -92,7 +98,7 @@ const char* kind_name(HeadIndex::Kind kind) {
 AttentionFigures::AttentionFigures(std::int64_t layers, std::int64_t heads)
     : layers_(layers), heads_(heads), figures_(static_cast<std::size_t>(layers * heads)) {}
 
-void AttentionFigures::add(const llama_host::AttentionCall& call, std::int64_t rows) {
+void AttentionFigures::add(const AttentionCall& call, std::int64_t rows) {
   const AttentionInput& input = *call.input;
   if (call.layer < 0 || call.layer >= layers_ || input.q.heads() > heads_) return;
   const std::vector<std::int64_t> kept = kept_pairs(input, *call.params, call.index);
@@ -171,4 +177,4 @@ std::vector<HeadId> AttentionFigures::telling_heads() const {
   return heads;
 }
 
-}  // namespace minference::cli
+}  // namespace minference::explain

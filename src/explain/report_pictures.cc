@@ -1,10 +1,10 @@
-#include "cli/report_pictures.h"
+#include "explain/report_pictures.h"
 
 #include <algorithm>
 #include <cmath>
 #include <regex>
 
-namespace minference::cli {
+namespace minference::explain {
 namespace {
 
 // What a causal query cannot see.
@@ -122,4 +122,4 @@ bool is_head_picture(const std::string& name) {
   return std::regex_match(name, kName);
 }
 
-}  // namespace minference::cli
+}  // namespace minference::explain

@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "llama/plugin_api.h"
+#include "explain/attention_call.h"
+#include "minference/sparse_index.h"
 
-namespace minference::cli {
+namespace minference::explain {
 
 struct HeadId {
   std::int64_t layer = 0;
@@ -25,7 +26,8 @@ inline constexpr std::int64_t kMaxShownHeads = 32;
 // is given twice, and more than kMaxShownHeads.
 std::vector<HeadId> parse_heads(const std::string& text);
 
-// Throws InvalidArgument naming the first head that such a model does not have.
+// Throws InvalidArgument naming the first head that such a model does not have, and as parse_heads()
+// does for heads that are given twice or too many.
 void check_heads(const std::vector<HeadId>& heads, std::int64_t layers,
                  std::int64_t heads_per_layer);
 
@@ -51,9 +53,9 @@ class AttentionFigures {
   AttentionFigures() = default;
   AttentionFigures(std::int64_t layers, std::int64_t heads);
 
-  // Adds a call of one sequence; recall is measured as a guard of `rows` rows does. Calls whose layer is
-  // not known, and layers or heads that the model should not have, are left out.
-  void add(const llama_host::AttentionCall& call, std::int64_t rows);
+  // Adds a call; recall is measured as a guard of `rows` rows does. Calls whose layer is not known, and
+  // layers or heads that the model should not have, are left out.
+  void add(const AttentionCall& call, std::int64_t rows);
 
   std::int64_t layers() const { return layers_; }
   std::int64_t heads() const { return heads_; }
@@ -76,4 +78,4 @@ class AttentionFigures {
   std::vector<HeadFigures> figures_;  // [layers][heads]
 };
 
-}  // namespace minference::cli
+}  // namespace minference::explain

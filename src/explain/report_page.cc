@@ -1,6 +1,6 @@
-#include "cli/report_page.h"
+#include "explain/report_page.h"
 
-namespace minference::cli {
+namespace minference::explain {
 
 // Nothing is loaded from anywhere: pictures are data URIs, fonts are the reader's own.
 const char* const kReportPage = R"HTML(<!doctype html>
@@ -91,8 +91,7 @@ footer { color: var(--soft); font-size: 13px; margin-top: 20px; }
 </div>
 <section>
 <h2>Time to first token</h2>
-<p class="soft">How the @ttft@ between giving the prompt and the first token of the answer were spent.
-Before that, loading the model took @load@ and cutting the text into tokens @tokenise@.</p>
+<p class="soft">How the @ttft@ between giving the prompt and the first token of the answer were spent.@before@</p>
 <div class="bar">@stage_bar@</div>
 <table><tr><th>stage</th><th class="n">seconds</th><th class="n">share</th><th>what it is</th></tr>
 @stage_rows@</table>
@@ -133,4 +132,4 @@ colour here.</p>@kept_legend@<div class="axis">share of a cell's query-key pairs
 </section>
 )HTML";
 
-}  // namespace minference::cli
+}  // namespace minference::explain

@@ -1,10 +1,10 @@
-#include "cli/explain_report.h"
+#include "explain/report.h"
 
 #include <algorithm>
 
 #include "minference/version.h"
 
-namespace minference::cli {
+namespace minference::explain {
 namespace {
 
 constexpr std::size_t kListedHeads = 12;
@@ -14,7 +14,7 @@ long long shown(std::int64_t value) { return value; }
 void print_stages(const ExplainReport& report, std::FILE* out) {
   std::fprintf(out, "\n%-24s %9s %7s\n", "stage", "seconds", "share");
   for (const Stage& stage : report.stages) {
-    std::fprintf(out, "%-24s %9.3f %6.1f%%\n", stage.name, stage.seconds,
+    std::fprintf(out, "%-24s %9.3f %6.1f%%\n", stage.name.c_str(), stage.seconds,
                  100.0 * stage.seconds / report.ttft_seconds);
   }
   std::fprintf(out, "%-24s %9.3f\n", "time to first token", report.ttft_seconds);
@@ -59,6 +59,21 @@ void print_worst(const ExplainReport& report, std::FILE* out) {
 
 }  // namespace
 
+std::vector<ShownHead> empty_maps(const std::vector<HeadId>& heads, std::int64_t tokens) {
+  std::vector<ShownHead> shown;
+  shown.reserve(heads.size());
+  for (const HeadId& id : heads) shown.push_back({id, AttentionMap(tokens)});
+  return shown;
+}
+
+void add_maps(std::vector<ShownHead>& shown, const AttentionCall& call) {
+  for (ShownHead& head : shown) {
+    if (head.id.layer == call.layer && head.id.head < call.input->q.heads()) {
+      head.map.add(*call.input, *call.params, call.index, head.id.head);
+    }
+  }
+}
+
 std::string pattern_text(const ExplainReport& report, const HeadId& id) {
   if (!report.patterns) return {};
   const HeadPattern pattern = report.patterns->at(id.layer, id.head);
@@ -68,7 +83,9 @@ std::string pattern_text(const ExplainReport& report, const HeadId& id) {
 
 void print_report(const ExplainReport& report, std::FILE* out) {
   const HeadFigures total = report.figures.total();
-  std::fprintf(out, "model      %s, loaded in %.2f s\n", report.model.c_str(), report.load_seconds);
+  std::fprintf(out, "model      %s", report.model.c_str());
+  if (report.load_seconds) std::fprintf(out, ", loaded in %.2f s", *report.load_seconds);
+  std::fprintf(out, "\n");
   std::fprintf(out, "prompt     %s, %lld tokens\n", report.prompt.c_str(),
                shown(report.prompt_tokens));
   std::fprintf(out, "attention  %s%s%s, kernels %s, %d threads\n", report.method.c_str(),
@@ -99,8 +116,8 @@ nlohmann::ordered_json report_json(const ExplainReport& report) {
   json["kept_fraction"] = total.kept_fraction();
   json["mass_recall"] = total.recall();
   json["guard_rows"] = report.guard_rows;
-  json["load_seconds"] = report.load_seconds;
-  json["tokenise_seconds"] = report.tokenise_seconds;
+  if (report.load_seconds) json["load_seconds"] = *report.load_seconds;
+  if (report.tokenise_seconds) json["tokenise_seconds"] = *report.tokenise_seconds;
   json["ttft_seconds"] = report.ttft_seconds;
   for (const Stage& stage : report.stages) json["stages"][stage.key] = stage.seconds;
   json["heads"] = nlohmann::ordered_json::array();
@@ -125,4 +142,4 @@ nlohmann::ordered_json report_json(const ExplainReport& report) {
   return json;
 }
 
-}  // namespace minference::cli
+}  // namespace minference::explain

@@ -1,8 +1,8 @@
-#include "cli/html_text.h"
+#include "explain/html_text.h"
 
 #include <cstdint>
 
-namespace minference::cli {
+namespace minference::explain {
 
 std::string html_escape(std::string_view text) {
   std::string result;
@@ -67,4 +67,4 @@ std::string fill_template(std::string_view page, const std::map<std::string, std
   return result;
 }
 
-}  // namespace minference::cli
+}  // namespace minference::explain

@@ -4,11 +4,11 @@
 #include <functional>
 #include <string>
 
-#include "cli/explain_figures.h"
-#include "cli/picture.h"
+#include "explain/figures.h"
+#include "explain/picture.h"
 #include "guard/attention_map.h"
 
-namespace minference::cli {
+namespace minference::explain {
 
 // A quantity that is shown by colour.
 struct ColourScale {
@@ -42,4 +42,4 @@ std::string picture_name(const char* what, const HeadId& id);
 // Whether a file of this name is such a picture, of whatever report.
 bool is_head_picture(const std::string& name);
 
-}  // namespace minference::cli
+}  // namespace minference::explain

@@ -4,22 +4,24 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include "cli/explain_figures.h"
+#include "explain/figures.h"
+#include "explain/picture.h"
 #include "guard/attention_map.h"
 #include "minference/pattern.h"
 
-namespace minference::cli {
+namespace minference::explain {
 
 // A part of the time to first token.
 struct Stage {
-  const char* key;   // in report.json
-  const char* name;  // for people
-  const char* help;
+  std::string key;   // in report.json
+  std::string name;  // for people
+  std::string help;
   double seconds = 0;
 };
 
@@ -39,8 +41,9 @@ struct ExplainReport {
   std::string guard;             // off, report, enforce
   std::string isa;               // kernel level
   int threads = 0;
-  double load_seconds = 0;
-  double tokenise_seconds = 0;
+  // Of what the host did before the prompt was given; nothing where the caller did it.
+  std::optional<double> load_seconds;
+  std::optional<double> tokenise_seconds;
   double ttft_seconds = 0;  // the sum of the stages; without what explaining took
   std::vector<Stage> stages;
   std::int64_t guard_rows = 0;
@@ -49,6 +52,12 @@ struct ExplainReport {
   std::vector<ShownHead> heads;
   std::vector<std::string> notes;  // fallbacks and the like, a sentence each
 };
+
+// Heads to show, nothing on their maps yet.
+std::vector<ShownHead> empty_maps(const std::vector<HeadId>& heads, std::int64_t tokens);
+
+// Adds a call to the maps of those that are heads of its layer.
+void add_maps(std::vector<ShownHead>& shown, const AttentionCall& call);
 
 // "vertical_and_slash 1000, 6096" of the pattern file; empty without one.
 std::string pattern_text(const ExplainReport& report, const HeadId& id);
@@ -66,6 +75,6 @@ struct ReportFile {
 };
 
 // index.html, last, and the pictures that it holds, as files of their own.
-std::vector<ReportFile> report_files(const ExplainReport& report);
+std::vector<ReportFile> report_files(const ExplainReport& report, const PngEncoder& encode_png);
 
-}  // namespace minference::cli
+}  // namespace minference::explain

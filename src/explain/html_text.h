@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace minference::cli {
+namespace minference::explain {
 
 // For element content and quoted attributes.
 std::string html_escape(std::string_view text);
@@ -17,4 +17,4 @@ std::string png_data_uri(std::string_view png);
 // text between two @ stays.
 std::string fill_template(std::string_view page, const std::map<std::string, std::string>& values);
 
-}  // namespace minference::cli
+}  // namespace minference::explain

@@ -1,12 +1,13 @@
-// Pictures of reports: colour maps, and PNG files of few colours.
+// Pictures of reports: colour maps, and pictures of few colours.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
-namespace minference::cli {
+namespace minference::explain {
 
 struct Colour {
   std::uint8_t red = 0;
@@ -47,8 +48,7 @@ struct Picture {
 // Every pixel as a square of `factor` pixels.
 Picture enlarge(const Picture& picture, std::int64_t factor);
 
-// The bytes of a PNG file. Throws InvalidArgument for a picture without pixels or colours, with more
-// than 256 colours or 16 million pixels, or with a pixel that has no colour.
-std::string encode_png(const Picture& picture);
+// The bytes of a PNG file. Each host has its own library for them.
+using PngEncoder = std::function<std::string(const Picture&)>;
 
-}  // namespace minference::cli
+}  // namespace minference::explain
