@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "attention/cuda/library.h"
+#include "attention/visible_keys.h"
 #include "methods/method_table.h"
 #include "minference/error.h"
 
@@ -160,6 +161,15 @@ Stats method_on_cuda(const AttentionInput& input, const AttentionParams& params,
     throw Unsupported(
         "method " + std::string(method.name()) +
         " has no CUDA kernels; those that do: " + cuda_method_names(input.q.heads(), context));
+  }
+  for (std::int64_t b = 0; recipe->first_chunks && b < input.q.batch(); ++b) {
+    const SequenceGeometry sequence(input, params, b);
+    if (sequence.q_len > 0 && sequence.position(0) > 0) {
+      throw Unsupported("method " + std::string(method.name()) + " got rows from position " +
+                        std::to_string(sequence.position(0)) + " of sequence " + std::to_string(b) +
+                        " on; legal on " + device_name(input.q.device) +
+                        ", where no estimate is kept: chunks from position 0");
+    }
   }
   return attention_cuda(input, params, output, *recipe);
 }
