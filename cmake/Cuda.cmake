@@ -23,27 +23,39 @@ endfunction()
 # those that came later).
 minference_add_cuda_objects(minference_cuda_sm90 "90a-real"
   src/attention/cuda/sm90_attention.cu)
+# One source for both, with Hopper's products where it has them.
+minference_add_cuda_objects(minference_cuda_both "80;90a-real"
+  src/index/cuda/cell_scores.cu)
 minference_add_cuda_objects(minference_cuda_any "80;90-real"
   src/attention/cuda/f32_attention.cu
   src/attention/cuda/gather_columns.cu
   src/attention/cuda/send.cu
   src/attention/cuda/sm80_attention.cu
   src/guard/cuda/recall.cu
-  src/index/cuda/block_rows.cu
+  src/index/cuda/antidiagonal.cu
+  src/index/cuda/block_bits.cu
+  src/index/cuda/flexprefill.cu
   src/index/cuda/head_plan.cu
   src/index/cuda/last_q.cu
+  src/index/cuda/last_rows.cu
   src/index/cuda/pattern_index.cu
-  src/index/cuda/pooled.cu)
+  src/index/cuda/pooled.cu
+  src/index/cuda/pooled_map.cu
+  src/index/cuda/pooled_scores.cu)
 
 # What tests of the kernels link as well: everything but the library's entry.
 add_library(minference_cuda_kernels STATIC
   src/attention/cuda/check.cc
   src/attention/cuda/host_index.cc
+  src/attention/cuda/tensor_map.cc
   src/attention/cuda/workspace.cc
+  src/index/cuda/antidiagonal_index.cc
   src/index/cuda/block_sparse_index.cc
   src/index/cuda/check_problem.cc
+  src/index/cuda/flexprefill_index.cc
   src/index/cuda/last_q_plan.cc
   $<TARGET_OBJECTS:minference_cuda_sm90>
+  $<TARGET_OBJECTS:minference_cuda_both>
   $<TARGET_OBJECTS:minference_cuda_any>)
 set_target_properties(minference_cuda_kernels PROPERTIES
   CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON

@@ -8,14 +8,36 @@
 
 namespace minference {
 
+// xattention's rule, docs/methods.md.
+struct AntidiagonalRule {
+  std::int64_t block_size = 128;
+  std::int64_t stride = 8;
+  double threshold = 0.9;
+  double norm = 1;
+};
+
+// flexprefill's rule: budgets in blocks, the smallest at least 1.
+struct FlexPrefillRule {
+  std::int64_t block_size = 128;
+  double gamma = 0.9;
+  double tau = 0.1;
+  std::int64_t min_blocks = 1;
+  std::int64_t max_blocks = 1;
+};
+
 struct IndexRecipe {
   enum class Kind : std::uint8_t {
     kPatterns,  // per query head a HeadPattern, estimated by the last 64 queries where it needs one
-    kBlockSparse,  // per row block the key blocks whose means match best
+    kBlockSparse,   // per row block the key blocks whose means match best
+    kAntidiagonal,  // per row block the key blocks that hold a share of the mass of antidiagonals
+    kFlexPrefill,   // per head block columns and diagonals, or a map of pooled scores
   };
   Kind kind = Kind::kPatterns;
   std::vector<HeadPattern> patterns;  // kPatterns: [q_heads]
+  bool first_chunks = false;          // legal only for chunks from position 0
   std::int64_t top_k = 0;             // kBlockSparse: blocks per row block
+  AntidiagonalRule antidiagonal;
+  FlexPrefillRule flexprefill;
 };
 
 }  // namespace minference

@@ -223,6 +223,15 @@ class FlexPrefillMethod final : public Method {
         estimate_every_option()};
   }
 
+  std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
+                                    const MethodContext&) const override {
+    const Rule rule(options);
+    IndexRecipe recipe;
+    recipe.kind = IndexRecipe::Kind::kFlexPrefill;
+    recipe.flexprefill = {rule.block_size, rule.gamma, rule.tau, rule.min_blocks, rule.max_blocks};
+    return recipe;
+  }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options,
                           const MethodContext& context) const override {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "attention/visible_keys.h"
 #include "methods/method_index.h"
 #include "methods/method_table.h"
 #include "minference/error.h"
@@ -138,6 +139,20 @@ std::string cuda_method_names(std::int64_t q_heads, const MethodContext& context
   return names;
 }
 
+// Throws Unsupported for rows that continue a sequence.
+void require_first_chunks(const AttentionInput& input, const AttentionParams& params,
+                          const Method& method) {
+  for (std::int64_t b = 0; b < input.q.batch(); ++b) {
+    const SequenceGeometry sequence(input, params, b);
+    if (sequence.q_len > 0 && sequence.position(0) > 0) {
+      throw Unsupported("method " + std::string(method.name()) + " got rows from position " +
+                        std::to_string(sequence.position(0)) + " of sequence " + std::to_string(b) +
+                        " on; legal on " + device_name(input.q.device) +
+                        ", where no estimate is kept: chunks from position 0");
+    }
+  }
+}
+
 void find_on_cuda(const AttentionInput& input, const AttentionParams& params, const Method& method,
                   const MethodOptions& options, const MethodContext& context, MethodIndex& found) {
   if (context.on_index) {
@@ -151,7 +166,10 @@ void find_on_cuda(const AttentionInput& input, const AttentionParams& params, co
     return;
   }
   found.recipe = method.recipe(input.q.heads(), options, context);
-  if (found.recipe) return;
+  if (found.recipe) {
+    if (found.recipe->first_chunks) require_first_chunks(input, params, method);
+    return;
+  }
   if (&method == &auto_method()) {
     // What nobody chose must not fail, and exact attention is never wrong.
     found.stats.fallbacks["auto has no CUDA kernels yet, exact attention"] += 1;

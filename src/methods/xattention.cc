@@ -40,6 +40,15 @@ class XAttentionMethod final : public Method {
             {"norm", "divides the estimated scores", 1, 0.01, 100, false}};
   }
 
+  std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
+                                    const MethodContext&) const override {
+    IndexRecipe recipe;
+    recipe.kind = IndexRecipe::Kind::kAntidiagonal;
+    recipe.antidiagonal = {whole_option(options, "block_size"), whole_option(options, "stride"),
+                           options.at("threshold"), options.at("norm")};
+    return recipe;
+  }
+
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
                           const MethodOptions& options, const MethodContext&) const override {
     const Stopwatch watch;

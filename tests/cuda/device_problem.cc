@@ -27,6 +27,30 @@ std::int64_t mask_words(const AttentionInput& input) {
          (key_capacity(input) + 63) / 64;
 }
 
+// Turns the block lists of every second head into bits, the other block form of a DeviceIndex.
+std::vector<std::uint32_t> some_as_bits(const SparseIndex& index, std::int64_t kv_tokens,
+                                        cuda::HostIndex& host) {
+  std::vector<std::uint32_t> bits(1);
+  const std::int64_t words = ((kv_tokens + kKeyBlock - 1) / kKeyBlock + 31) / 32;
+  for (std::size_t i = 1; i < index.heads.size(); i += 2) {
+    const HeadIndex& head = index.heads[i];
+    if (head.kind != HeadIndex::Kind::kBlock) continue;
+    const std::int64_t begin = std::ssize(bits);
+    const std::int64_t rows = std::ssize(head.block_begin) - 1;
+    bits.resize(begin + rows * words);
+    for (std::int64_t m = 0; m < rows; ++m) {
+      for (std::int64_t k = head.block_begin[m]; k < head.block_begin[m + 1]; ++k) {
+        const std::int32_t n = head.block_ids[k];
+        bits[begin + m * words + n / 32] |= 1U << (n % 32);
+      }
+    }
+    host.heads[i].bit_block_size = static_cast<std::int32_t>(kKeyBlock);
+    host.heads[i].bit_words = static_cast<std::int32_t>(words);
+    host.heads[i].block_id_begin = begin;
+  }
+  return bits;
+}
+
 }  // namespace
 
 void check_cuda(int error, const char* what) {
@@ -94,7 +118,8 @@ const T* DeviceProblem::upload(const std::vector<T>& values) {
 }
 
 void DeviceProblem::upload_index(const AttentionInput& input, const SparseIndex& index) {
-  const cuda::HostIndex host(index, input.q.tokens());
+  cuda::HostIndex host(index, input.q.tokens());
+  index_.block_bits = upload(some_as_bits(index, key_capacity(input), host));
   index_.heads = upload(host.heads);
   index_.runs = upload(host.runs);
   index_.columns = upload(host.columns);

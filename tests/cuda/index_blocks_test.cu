@@ -1,6 +1,5 @@
 // block_sparse on the device against the CPU.
-#include "index_support.h"
-#include "methods/method_table.h"
+#include "method_index.h"
 
 namespace minference::cuda_test {
 namespace {
@@ -8,38 +7,9 @@ namespace {
 int failures = 0;
 
 void check_case(const Shape& shape, std::int64_t top_k, const Fill& values, bool exact) {
-  const Fill fill = [&](bool is_key, int b, int t, int h, int d) {
-    const auto& lens = is_key ? shape.kv_lens : shape.q_lens;
-    if (!lens.empty() && t >= lens[b]) return NAN;
-    return values(is_key, b, t, h, d);
-  };
-  const Inputs inputs(shape, fill);
-  const Method& method = block_sparse_method();
-  const SparseIndex expected =
-      method.build_index(inputs.input, inputs.params,
-                         resolve_options(method, {{"top_k", static_cast<double>(top_k)}}), {});
-  const std::int64_t bytes = cuda::block_sparse_index_bytes(inputs.problem, top_k);
-  const DeviceArray<char> memory(bytes);
-  REQUIRE_CUDA(cudaMemset(memory.get(), 0xFF, bytes));
-  bool same = true;
-  const SparseIndex got = build_three_times(
-      inputs.problem, (shape.q_tokens + kRowBlock - 1) / kRowBlock,
-      [&](cudaStream_t stream) {
-        return cuda::build_block_sparse_index(inputs.problem, top_k, {memory.get(), bytes}, stream);
-      },
-      same);
-  std::string error;
-  try {
-    validate(got, shape.batch, shape.q_heads, shape.q_tokens, shape.kv_tokens);
-  } catch (const std::exception& e) {
-    error = e.what();
+  if (!check_index("block_sparse", {{"top_k", static_cast<double>(top_k)}}, shape, values, exact)) {
+    ++failures;
   }
-  const Agreement a = compare(expected, got);
-  const bool ok = error.empty() && same && a.kinds_differ == 0 && a.blocks >= (exact ? 1.0 : 0.995);
-  if (!ok) ++failures;
-  std::printf("%-4s %-34s sparse %d/%zu kinds differ %d blocks %.5f%s %s\n", ok ? "ok" : "FAIL",
-              shape.name.c_str(), a.sparse, got.heads.size(), a.kinds_differ, a.blocks,
-              same ? "" : " NOT THE SAME EVERY TIME", error.c_str());
 }
 
 void check_all() {
@@ -155,24 +125,7 @@ void check_all() {
 }
 
 void time_all() {
-  for (const int tokens : {8192, 32768, 131072}) {
-    const Shape shape{.name = std::to_string(tokens),
-                      .q_tokens = tokens,
-                      .kv_tokens = tokens,
-                      .q_heads = 32,
-                      .kv_heads = 8,
-                      .dim = 128};
-    const Inputs inputs(shape, [](bool is_key, int b, int t, int h, int d) {
-      return 4 * hashed(is_key ? 1 : 0, b, t, h, d) - 2;
-    });
-    const std::int64_t bytes = cuda::block_sparse_index_bytes(inputs.problem, 100);
-    const DeviceArray<char> memory(bytes);
-    print_times(
-        "block_sparse " + shape.name + ", workspace MB " + std::to_string(bytes >> 20),
-        [&](cudaStream_t stream) {
-          return cuda::build_block_sparse_index(inputs.problem, 100, {memory.get(), bytes}, stream);
-        });
-  }
+  for (const int tokens : {8192, 32768, 131072}) time_index("block_sparse", tokens);
 }
 
 }  // namespace

@@ -226,6 +226,36 @@ inline Fill random_fill(std::uint64_t seed, int dim) {
   };
 }
 
+// The block lists of a head, `place` in the whole batch, whose blocks are bits.
+inline void read_bits(const cuda::Problem& problem, const cuda::DeviceIndex& device,
+                      const cuda::DeviceHead& from, int place, std::int64_t q_blocks,
+                      HeadIndex& head) {
+  const int b = place / problem.q_heads;
+  const auto length = [&](const std::int32_t* lens, std::int32_t all) {
+    return lens == nullptr ? all : to_host(lens + b, 1)[0];
+  };
+  const cuda::Geometry geometry{length(problem.q_lens, problem.q_tokens),
+                                length(problem.kv_lens, problem.kv_tokens), problem.window,
+                                problem.causal};
+  const std::int64_t ratio = from.bit_block_size / kKeyBlock;
+  const std::int64_t rows = (q_blocks + ratio - 1) / ratio;
+  const std::vector<std::uint32_t> bits =
+      to_host(device.block_bits + from.block_id_begin, rows * from.bit_words);
+  head.block_begin.push_back(0);
+  for (std::int64_t m = 0; m < q_blocks; ++m) {
+    const auto first = static_cast<std::int32_t>(m * kRowBlock);
+    const std::int32_t last = std::min(first + static_cast<int>(kRowBlock), geometry.q_len) - 1;
+    for (std::int64_t n = geometry.first_key(first) / kKeyBlock;
+         first <= last && n * kKeyBlock < geometry.end_key(last); ++n) {
+      const std::int64_t block = n / ratio;
+      if ((bits[m / ratio * from.bit_words + block / 32] >> (block % 32) & 1) != 0) {
+        head.block_ids.push_back(static_cast<std::int32_t>(n));
+      }
+    }
+    head.block_begin.push_back(static_cast<std::int64_t>(head.block_ids.size()));
+  }
+}
+
 // An index on the device, read back.
 inline SparseIndex read_back(const cuda::Problem& problem, const cuda::DeviceIndex& device,
                              std::int64_t q_blocks) {
@@ -245,6 +275,8 @@ inline SparseIndex read_back(const cuda::Problem& problem, const cuda::DeviceInd
       for (const cuda::DeviceRun& run : to_host(device.runs + from.run_begin, from.run_count)) {
         head.runs.push_back({run.begin, run.end, run.stride});
       }
+    } else if (from.kind == HeadIndex::Kind::kBlock && from.bit_block_size != 0) {
+      read_bits(problem, device, from, static_cast<int>(index.heads.size()), q_blocks, head);
     } else if (from.kind == HeadIndex::Kind::kBlock) {
       for (const std::int32_t begin :
            to_host(device.block_rows + from.block_row_begin, q_blocks + 1)) {
@@ -405,9 +437,14 @@ inline void print_times(const std::string& name, const Build& build) {
     if (type == cudaGraphNodeTypeKernel) {
       cudaKernelNodeParams kernel;
       REQUIRE_CUDA(cudaGraphKernelNodeGetParams(node, &kernel));
-      steps.push_back([=] {
-        REQUIRE_CUDA(cudaLaunchKernel(kernel.func, kernel.gridDim, kernel.blockDim,
-                                      kernel.kernelParams, kernel.sharedMemBytes, stream));
+      cudaLaunchAttribute cluster{};
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      REQUIRE_CUDA(cudaGraphKernelNodeGetAttribute(node, cluster.id, &cluster.val));
+      steps.push_back([=]() mutable {
+        cudaLaunchConfig_t config{
+            kernel.gridDim, kernel.blockDim, kernel.sharedMemBytes,
+            stream,         &cluster,        cluster.val.clusterDim.x > 1 ? 1U : 0U};
+        REQUIRE_CUDA(cudaLaunchKernelExC(&config, kernel.func, kernel.kernelParams));
       });
     } else if (type == cudaGraphNodeTypeMemset) {
       cudaMemsetParams memset;
@@ -439,6 +476,7 @@ inline void print_times(const std::string& name, const Build& build) {
     std::printf(" %.1f", median(times[k]));
   }
   std::printf("\n");
+  std::fflush(stdout);
   REQUIRE_CUDA(cudaGraphExecDestroy(executable));
   REQUIRE_CUDA(cudaGraphDestroy(graph));
   REQUIRE_CUDA(cudaStreamDestroy(stream));

@@ -141,7 +141,7 @@ TEST_F(CudaLibrary, MissingFileIsNamedByEveryCall) {
   const SparseIndex index = index_of({diagonal({0}, {{0, 2, 1}}), HeadIndex()});
   EXPECT_EQ(call(&index).find(expected), 0U);
   // By an index that positions alone decide, and by a recipe that the device follows.
-  for (const char* name : {"a_shape", "vertical_slash"}) {
+  for (const char* name : {"a_shape", "vertical_slash", "static", "flexprefill", "xattention"}) {
     EXPECT_EQ(call(find_method(name), MethodOptions(), MethodContext()).find(expected), 0U) << name;
     const auto plan = [&] { plan_attention(input(), {}, find_method(name), {}, {}); };
     EXPECT_EQ(unsupported(plan).find(expected), 0U) << name;
@@ -184,6 +184,18 @@ TEST(CudaRecipe, MminferenceOfTextAloneIsVerticalSlash) {
   const std::vector<std::span<const Segment>> segments = {text[0], picture};
   context.segments = segments;
   EXPECT_FALSE(method.recipe(3, options, context).has_value());
+}
+
+// No estimate of an earlier chunk is kept there.
+TEST_F(CudaLibrary, StaticTakesFirstChunksOnly) {
+  use("/missing/cuda.so");
+  AttentionInput later = input();
+  later.q.shape[1] = 1;
+  AttentionOutput output;
+  output.out = later.q;
+  EXPECT_EQ(unsupported([&] { attention(later, {}, output, find_method("static"), {}, {}); }),
+            "method static got rows from position 3 of sequence 0 on; legal on cuda:0, where no "
+            "estimate is kept: chunks from position 0");
 }
 
 TEST_F(CudaLibrary, ForeignLibraryIsRefused) {

@@ -231,6 +231,14 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, Works
       memory.bytes = block_sparse_index_bytes(problem, recipe.top_k);
       memory.data = workspace.allocate(memory.bytes);
       return build_block_sparse_index(problem, recipe.top_k, memory, stream);
+    case IndexRecipe::Kind::kAntidiagonal:
+      memory.bytes = antidiagonal_index_bytes(problem, recipe.antidiagonal);
+      memory.data = workspace.allocate(memory.bytes);
+      return build_antidiagonal_index(problem, recipe.antidiagonal, memory, stream);
+    case IndexRecipe::Kind::kFlexPrefill:
+      memory.bytes = flexprefill_index_bytes(problem, recipe.flexprefill);
+      memory.data = workspace.allocate(memory.bytes);
+      return build_flexprefill_index(problem, recipe.flexprefill, memory, stream);
   }
   throw Error("an index recipe of an unknown kind");
 }

@@ -191,7 +191,7 @@ class BoxStream {
     std::int32_t low = 0;
     std::int32_t high = 0;
     std::int32_t reached = INT32_MAX;
-    // Block form: entries that are still to come.
+    // Block form: entries of its list, or key blocks, that are still to come.
     std::int32_t block_begin = 0;
     std::int32_t block_end = 0;
   };
@@ -280,42 +280,80 @@ class BoxStream {
   }
 
   __device__ __forceinline__ void start_blocks(const RowTile& tile) {
-    const std::int32_t* rows = index_->block_rows + head_.block_row_begin;
+    const std::int32_t* rows = index_->block_rows + head_.block_row_begin + tile.base / kGroupRows;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       Group& group = groups_[g];
       if (!group.active) continue;
-      const int block = tile.base / kGroupRows + g;
-      group.block_begin = rows[block];
-      group.block_end = rows[block + 1];
+      if (head_.bit_block_size == 0) {
+        group.block_begin = rows[g];
+        group.block_end = rows[g + 1];
+      } else {
+        group.block_begin = group.first / kBoxKeys;
+        group.block_end = (group.end + kBoxKeys - 1) / kBoxKeys;
+      }
     }
   }
 
   __device__ __forceinline__ void clip_blocks() {
     const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
+    const int first = first_ / kBoxKeys;
+    const int end = (end_ + kBoxKeys - 1) / kBoxKeys;
 #pragma unroll
     for (Group& group : groups_) {
+      if (head_.bit_block_size != 0) {
+        group.block_begin = max(group.block_begin, first);
+        group.block_end = min(group.block_end, end);
+        continue;
+      }
       const std::int32_t* of_group = ids + group.block_begin;
       const int count = group.block_end - group.block_begin;
-      group.block_end =
-          group.block_begin + lower_bound(of_group, count, (end_ + kBoxKeys - 1) / kBoxKeys);
-      group.block_begin += lower_bound(of_group, count, first_ / kBoxKeys);
+      group.block_end = group.block_begin + lower_bound(of_group, count, end);
+      group.block_begin += lower_bound(of_group, count, first);
     }
   }
 
+  // The last key block that the group still has to see, of those that are bits; -1: none.
+  __device__ __forceinline__ int last_bit(Group& group) const {
+    if (group.block_end <= group.block_begin) return -1;
+    const int ratio = head_.bit_block_size / kBoxKeys;
+    const int row = group.block_first_position - geometry_.position(0);
+    const std::uint32_t* bits =
+        index_->block_bits + head_.block_id_begin +
+        static_cast<std::int64_t>(row / head_.bit_block_size) * head_.bit_words;
+    const int last = (group.block_end - 1) / ratio;
+    const int first = group.block_begin / ratio;
+    int word = last / 32;
+    std::uint32_t some = bits[word] & (~0U >> (31 - last % 32));
+    while (some == 0 && word > first / 32) some = bits[--word];
+    const int found = word * 32 + 31 - __clz(static_cast<int>(some));
+    group.block_end = some != 0 ? min(group.block_end, (found + 1) * ratio) : 0;
+    return group.block_end > group.block_begin ? group.block_end - 1 : -1;
+  }
+
   __device__ __forceinline__ bool next_block() {
-    const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
+    int last[kGroups];
+    if (head_.bit_block_size == 0) {
+      const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        const Group& group = groups_[g];
+        last[g] = group.block_end > group.block_begin ? ids[group.block_end - 1] : -1;
+      }
+    } else {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) last[g] = last_bit(groups_[g]);
+    }
     int highest = -1;
 #pragma unroll
-    for (const Group& group : groups_) {
-      if (group.block_end > group.block_begin) highest = max(highest, ids[group.block_end - 1]);
-    }
+    for (const int block : last) highest = max(highest, block);
     if (highest < 0) return false;
     lowest_ = highest * kBoxKeys;
     at_ = lowest_;
 #pragma unroll
-    for (Group& group : groups_) {
-      const bool here = group.block_end > group.block_begin && ids[group.block_end - 1] == highest;
+    for (int g = 0; g < kGroups; ++g) {
+      Group& group = groups_[g];
+      const bool here = last[g] == highest;
       group.low = lowest_;
       group.high = here ? lowest_ + kBoxKeys : lowest_;
       if (here) --group.block_end;

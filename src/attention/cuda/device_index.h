@@ -28,6 +28,10 @@ struct DeviceHead {
   std::int64_t column_begin = 0;  // a multiple of kBoxKeys
   std::int64_t block_row_begin = 0;
   std::int64_t block_id_begin = 0;
+  // Block form: 0, or rows and keys of a block where the key blocks are bits rather than a list. Then
+  // block_id_begin is a place in block_bits.
+  std::int32_t bit_block_size = 0;
+  std::int32_t bit_words = 0;  // of a row block
 };
 
 struct DeviceIndex {
@@ -38,6 +42,10 @@ struct DeviceIndex {
   // block_id_begin + block_rows[block_row_begin + m + 1]), ascending.
   const std::int32_t* block_rows = nullptr;
   const std::int32_t* block_ids = nullptr;
+  // The same as bits, for heads that may keep many blocks: block n of row block m of a head is bit n % 32
+  // of block_bits[block_id_begin + m * bit_words + n / 32]. Bits of blocks that a row block does not see mean
+  // nothing.
+  const std::uint32_t* block_bits = nullptr;
   // Entries that `columns` has room for, over all heads: rows of the gathered keys and values.
   std::int64_t column_capacity = 0;
 };

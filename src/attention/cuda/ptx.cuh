@@ -66,6 +66,58 @@ __device__ inline void copy_tensor_4d(std::uint32_t to, const CUtensorMap* map,
       : "memory");
 }
 
+__device__ inline void copy_tensor_5d(std::uint32_t to, const CUtensorMap* map,
+                                      std::uint32_t barrier, int c0, int c1, int c2, int c3,
+                                      int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
+// To the same place in every block of the cluster whose bit is set; each block's own barrier counts.
+__device__ inline void copy_tensor_5d_multicast(std::uint32_t to, const CUtensorMap* map,
+                                                std::uint32_t barrier, std::uint16_t blocks, int c0,
+                                                int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(to),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
+// Lets the current phase wait for this many bytes of bulk copies.
+__device__ inline void mbarrier_expect(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// ---- Clusters of thread blocks.
+
+__device__ inline int cluster_rank() {
+  std::uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+
+// Waits for every thread of the cluster.
+__device__ inline void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Arrives at the barrier in the same place of another block of the cluster.
+__device__ inline void mbarrier_arrive_at(std::uint32_t barrier, int block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+
 // ---- Registers and proxies.
 
 // Hands registers of this warpgroup back, or takes them.
@@ -308,6 +360,7 @@ __device__ void wgmma_ss(float (&d)[kHalfN], std::uint64_t a, std::uint64_t b, i
   MINFERENCE_WGMMA_128(T, PTX, false) \
   MINFERENCE_WGMMA_128(T, PTX, true)  \
   MINFERENCE_WGMMA_192(T, PTX, true)  \
+  MINFERENCE_WGMMA_256(T, PTX, false) \
   MINFERENCE_WGMMA_256(T, PTX, true)
 
 MINFERENCE_WGMMA_OF(__nv_bfloat16, "bf16")

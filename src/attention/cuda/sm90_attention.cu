@@ -15,6 +15,7 @@
 #include "attention/cuda/ptx.cuh"
 #include "attention/cuda/sm90_consumer.cuh"
 #include "attention/cuda/sm90_layout.cuh"
+#include "attention/cuda/tensor_map.h"
 #include "attention/cuda/tile_order.cuh"
 #include "minference/error.h"
 
@@ -177,30 +178,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function, found at run time: nothing links the driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                           cudaEnableDefault, &result),
-          "looking for cuTensorMapEncodeTiled");
-    if (result != cudaDriverEntryPointSuccess || found == nullptr) {
-      throw Unsupported(
-          "this CUDA driver has no cuTensorMapEncodeTiled; needed: driver 525 or newer");
-    }
-    return reinterpret_cast<EncodeTiled>(found);
-  }();
-  return function;
-}
-
 // Boxes of 64 tokens x 64 dims of one head.
 CUtensorMap tensor_map(const DeviceTensor& tensor, std::int64_t dim, std::int64_t heads,
                        std::int64_t tokens, std::int64_t batch) {
-  CUtensorMap map{};
-  if (tokens == 0 || tensor.data == nullptr) return map;
+  if (tokens == 0 || tensor.data == nullptr) return {};
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(dim), static_cast<cuuint64_t>(heads),
                                static_cast<cuuint64_t>(tokens), static_cast<cuuint64_t>(batch)};
   // A stride along an axis of extent 1 is never followed, but must be legal.
@@ -211,19 +192,7 @@ CUtensorMap tensor_map(const DeviceTensor& tensor, std::int64_t dim, std::int64_
                                  bytes(tensor.token_stride, tokens),
                                  bytes(tensor.batch_stride, batch)};
   const cuuint32_t box[4] = {kPieceColumns, 1, kBoxKeys, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result =
-      encode_tiled()(&map,
-                     tensor.dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                     4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    throw Unsupported("the CUDA driver refused a tensor map (CUresult " +
-                      std::to_string(static_cast<int>(result)) + ")");
-  }
-  return map;
+  return encode_tensor_map(tensor, 4, sizes, strides, box);
 }
 
 DeviceTensor dense_rows(char* data, std::int64_t dim, DType dtype) {

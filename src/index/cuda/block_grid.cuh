@@ -27,13 +27,14 @@ class DeviceGrid {
   __device__ int first_row(int m) const { return m * size_; }
   __device__ int end_row(int m) const { return min((m + 1) * size_, geometry_.q_len); }
 
-  // Key blocks that some row of the row block may see.
-  __device__ Range visible(int m) const {
-    const int last_key = geometry_.end_key(end_row(m) - 1);
-    const int first_key = geometry_.first_key(first_row(m));
+  // Key blocks that some of the rows [begin, end) may see; of the row block.
+  __device__ Range visible_from(int begin, int end) const {
+    const int last_key = geometry_.end_key(end - 1);
+    const int first_key = geometry_.first_key(begin);
     if (first_key >= last_key) return {};
     return {first_key / size_, (last_key + size_ - 1) / size_};
   }
+  __device__ Range visible(int m) const { return visible_from(first_row(m), end_row(m)); }
 
   // Key blocks that hold the positions of the row block itself.
   __device__ Range diagonal(int m) const {

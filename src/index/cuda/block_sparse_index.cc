@@ -29,7 +29,7 @@ struct Layout {
       plans.push_back(plan);
     }
     allocate(problem, workspace, arrays);
-    pooled = plan_pooled(problem, static_cast<int>(kKeyBlock), workspace);
+    pooled = plan_pooled(problem, workspace);
   }
 };
 

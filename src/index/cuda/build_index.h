@@ -13,6 +13,7 @@
 
 #include "attention/cuda/device_index.h"
 #include "attention/cuda/problem.h"
+#include "minference/index_recipe.h"
 #include "minference/pattern.h"
 
 namespace minference::cuda {
@@ -35,5 +36,16 @@ DeviceIndex build_pattern_index(const Problem& problem, std::span<const HeadPatt
 std::int64_t block_sparse_index_bytes(const Problem& problem, std::int64_t top_k);
 DeviceIndex build_block_sparse_index(const Problem& problem, std::int64_t top_k,
                                      const IndexWorkspace& workspace, cudaStream_t stream);
+
+// xattention: per row block as few key blocks as hold a share of the mass that antidiagonals estimate.
+// Errors as above.
+std::int64_t antidiagonal_index_bytes(const Problem& problem, const AntidiagonalRule& rule);
+DeviceIndex build_antidiagonal_index(const Problem& problem, const AntidiagonalRule& rule,
+                                     const IndexWorkspace& workspace, cudaStream_t stream);
+
+// flexprefill: per head block columns and diagonals, or a map of pooled scores. Errors as above.
+std::int64_t flexprefill_index_bytes(const Problem& problem, const FlexPrefillRule& rule);
+DeviceIndex build_flexprefill_index(const Problem& problem, const FlexPrefillRule& rule,
+                                    const IndexWorkspace& workspace, cudaStream_t stream);
 
 }  // namespace minference::cuda

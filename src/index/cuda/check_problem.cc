@@ -51,6 +51,20 @@ void check_problem(const Problem& problem) {
   }
 }
 
+void check_block_size(std::int64_t block_size) {
+  constexpr std::int64_t kMostSize = 1024;
+  check_range("the block size", block_size, kRowBlock, kMostSize);
+  if (block_size % kRowBlock != 0) {
+    throw InvalidArgument("the block size is " + std::to_string(block_size) +
+                          "; legal: multiples of " + std::to_string(kRowBlock));
+  }
+}
+
+void check_share(const char* what, double share) {
+  if (share >= 0 && share <= 1) return;
+  throw InvalidArgument(std::string(what) + " is " + std::to_string(share) + "; legal: 0 to 1");
+}
+
 void check_workspace(const IndexWorkspace& workspace, std::int64_t needed) {
   if (workspace.data == nullptr || workspace.bytes < needed) {
     throw InvalidArgument("the workspace has " + std::to_string(workspace.bytes) +

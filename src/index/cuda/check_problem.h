@@ -10,6 +10,10 @@ namespace minference::cuda {
 // Unsupported for f32 tensors.
 void check_problem(const Problem& problem);
 
+// Throws InvalidArgument unless it is a multiple of kRowBlock up to 1024; unless it lies from 0 to 1.
+void check_block_size(std::int64_t block_size);
+void check_share(const char* what, double share);
+
 // Throws InvalidArgument unless the workspace holds `needed` bytes at an aligned address.
 void check_workspace(const IndexWorkspace& workspace, std::int64_t needed);
 

@@ -352,7 +352,7 @@ struct Layout {
     plans = plan_heads(problem, heads, a.arrays);
     allocate(problem, workspace, a.arrays);
     if (has_kind(plans, Kind::kBlockSparse)) {
-      pooled = plan_pooled(problem, static_cast<int>(kKeyBlock), workspace);
+      pooled = plan_pooled(problem, workspace);
     }
     a.wanted =
         workspace.take<std::uint8_t>(static_cast<std::int64_t>(problem.batch) * problem.q_heads);
