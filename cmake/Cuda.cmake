@@ -29,6 +29,9 @@ minference_add_cuda_objects(minference_cuda_any "80;90-real"
   src/attention/cuda/send.cu
   src/attention/cuda/sm80_attention.cu
   src/index/cuda/block_rows.cu
+  src/index/cuda/coverage.cu
+  src/index/cuda/coverage_index.cu
+  src/index/cuda/coverings.cu
   src/index/cuda/head_plan.cu
   src/index/cuda/last_q.cu
   src/index/cuda/pattern_index.cu
@@ -40,8 +43,10 @@ add_library(minference_cuda_kernels STATIC
   src/attention/cuda/host_index.cc
   src/attention/cuda/workspace.cc
   src/index/cuda/block_sparse_index.cc
+  src/index/cuda/box_costs.cc
   src/index/cuda/check_problem.cc
   src/index/cuda/last_q_plan.cc
+  src/index/cuda/row_pass_plan.cc
   $<TARGET_OBJECTS:minference_cuda_sm90>
   $<TARGET_OBJECTS:minference_cuda_any>)
 set_target_properties(minference_cuda_kernels PROPERTIES

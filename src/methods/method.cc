@@ -150,12 +150,6 @@ Stats method_on_cuda(const AttentionInput& input, const AttentionParams& params,
     return attention_cuda(input, params, output, &index);
   }
   const auto recipe = method.recipe(input.q.heads(), options, context);
-  if (!recipe && &method == &auto_method()) {
-    // What nobody chose must not fail, and exact attention is never wrong.
-    Stats stats = attention_cuda(input, params, output, nullptr);
-    stats.fallbacks["auto has no CUDA kernels yet, exact attention"] += 1;
-    return stats;
-  }
   if (!recipe) {
     throw Unsupported(
         "method " + std::string(method.name()) +

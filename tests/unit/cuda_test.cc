@@ -139,7 +139,7 @@ TEST_F(CudaLibrary, MissingFileIsNamedByEveryCall) {
   const SparseIndex index = index_of({diagonal({0}, {{0, 2, 1}}), HeadIndex()});
   EXPECT_EQ(call(&index).find(expected), 0U);
   // By an index that positions alone decide, and by a recipe that the device follows.
-  for (const char* name : {"a_shape", "vertical_slash"}) {
+  for (const char* name : {"a_shape", "vertical_slash", "auto"}) {
     EXPECT_EQ(call(find_method(name), MethodOptions(), MethodContext()).find(expected), 0U) << name;
   }
 }

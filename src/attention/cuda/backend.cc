@@ -212,8 +212,9 @@ void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& wor
   }
 }
 
-DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, Workspace& workspace,
-                        cudaStream_t stream) {
+// What has to be computed exactly instead is counted in `stats`.
+DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int kernels,
+                        Workspace& workspace, cudaStream_t stream, Stats& stats) {
   IndexWorkspace memory;
   switch (recipe.kind) {
     case IndexRecipe::Kind::kPatterns:
@@ -224,11 +225,22 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, Works
       memory.bytes = block_sparse_index_bytes(problem, recipe.top_k);
       memory.data = workspace.allocate(memory.bytes);
       return build_block_sparse_index(problem, recipe.top_k, memory, stream);
+    case IndexRecipe::Kind::kCoverage: {
+      if (const char* reason = coverage_refusal(problem)) {
+        stats.fallbacks[reason] += 1;
+        return {};
+      }
+      const BoxCosts costs = box_costs(problem, kernels == 90 && sm90_takes(problem));
+      if (!coverage_may_pay(problem, recipe.coverage, costs)) return {};
+      memory.bytes = coverage_index_bytes(problem, recipe.coverage);
+      memory.data = workspace.allocate(memory.bytes);
+      return build_coverage_index(problem, recipe.coverage, costs, memory, stream);
+    }
   }
   throw Error("an index recipe of an unknown kind");
 }
 
-// index_of(problem, workspace) enqueues what the index needs.
+// index_of(problem, kernels, workspace) enqueues what the index needs.
 template <class IndexOf>
 void attend(const AttentionInput& input, const AttentionParams& params,
             const AttentionOutput& output, IndexOf&& index_of, Stats& stats) {
@@ -239,11 +251,11 @@ void attend(const AttentionInput& input, const AttentionParams& params,
   Workspace workspace(stream);
   Problem problem = make_problem(input, params, output, workspace);
   if (!params.measure) {
-    return run(problem, index_of(problem, workspace), kernels, workspace, stream);
+    return run(problem, index_of(problem, kernels, workspace), kernels, workspace, stream);
   }
 
   Timer index_timer(stream);
-  const DeviceIndex index = index_of(problem, workspace);
+  const DeviceIndex index = index_of(problem, kernels, workspace);
   stats.index_seconds = index_timer.seconds();
   unsigned long long pairs = 0;
   char* counter = workspace.allocate(sizeof(pairs));
@@ -308,7 +320,7 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
          const SparseIndex* index, Stats& stats, Failure& failure) {
         guarded(failure, [&] {
           stats.method = index == nullptr ? "dense" : "sparse";
-          const auto index_of = [&](const Problem&, Workspace& workspace) {
+          const auto index_of = [&](const Problem&, int, Workspace& workspace) {
             if (index == nullptr) return DeviceIndex();
             return upload_index(*index, input.q.tokens(), workspace);
           };
@@ -319,9 +331,9 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
          const IndexRecipe& recipe, Stats& stats, Failure& failure) {
         guarded(failure, [&] {
           stats.method = "sparse";
-          const auto index_of = [&](const Problem& problem, Workspace& workspace) {
-            return build_index(problem, recipe, workspace,
-                               static_cast<cudaStream_t>(params.stream));
+          const auto index_of = [&](const Problem& problem, int kernels, Workspace& workspace) {
+            return build_index(problem, recipe, kernels, workspace,
+                               static_cast<cudaStream_t>(params.stream), stats);
           };
           attend(input, params, output, index_of, stats);
         });

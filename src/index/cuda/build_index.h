@@ -13,6 +13,8 @@
 
 #include "attention/cuda/device_index.h"
 #include "attention/cuda/problem.h"
+#include "index/cuda/box_costs.h"
+#include "minference/index_recipe.h"
 #include "minference/pattern.h"
 
 namespace minference::cuda {
@@ -35,5 +37,16 @@ DeviceIndex build_pattern_index(const Problem& problem, std::span<const HeadPatt
 std::int64_t block_sparse_index_bytes(const Problem& problem, std::int64_t top_k);
 DeviceIndex build_block_sparse_index(const Problem& problem, std::int64_t top_k,
                                      const IndexWorkspace& workspace, cudaStream_t stream);
+
+// auto: per head the cheapest columns and runs with which the heads of a sequence hold a share of the
+// attention mass, or exact attention. A causal problem without explicit mask. Errors as above.
+std::int64_t coverage_index_bytes(const Problem& problem, const CoverageRule& rule);
+DeviceIndex build_coverage_index(const Problem& problem, const CoverageRule& rule,
+                                 const BoxCosts& costs, const IndexWorkspace& workspace,
+                                 cudaStream_t stream);
+// Why there is no such index for these tensors; null where there is one.
+const char* coverage_refusal(const Problem& problem);
+// Whether sizes alone leave it open that an estimate pays.
+bool coverage_may_pay(const Problem& problem, const CoverageRule& rule, const BoxCosts& costs);
 
 }  // namespace minference::cuda
