@@ -34,6 +34,9 @@ minference_add_cuda_objects(minference_cuda_any "80;90-real"
   src/guard/cuda/recall.cu
   src/index/cuda/antidiagonal.cu
   src/index/cuda/block_bits.cu
+  src/index/cuda/coverage.cu
+  src/index/cuda/coverage_index.cu
+  src/index/cuda/coverings.cu
   src/index/cuda/flexprefill.cu
   src/index/cuda/head_plan.cu
   src/index/cuda/last_q.cu
@@ -51,9 +54,11 @@ add_library(minference_cuda_kernels STATIC
   src/attention/cuda/workspace.cc
   src/index/cuda/antidiagonal_index.cc
   src/index/cuda/block_sparse_index.cc
+  src/index/cuda/box_costs.cc
   src/index/cuda/check_problem.cc
   src/index/cuda/flexprefill_index.cc
   src/index/cuda/last_q_plan.cc
+  src/index/cuda/row_pass_plan.cc
   $<TARGET_OBJECTS:minference_cuda_sm90>
   $<TARGET_OBJECTS:minference_cuda_both>
   $<TARGET_OBJECTS:minference_cuda_any>)

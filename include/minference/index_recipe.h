@@ -25,12 +25,22 @@ struct FlexPrefillRule {
   std::int64_t max_blocks = 1;
 };
 
+// The rule of `auto`, as its options.
+struct CoverageRule {
+  double coverage = 0;
+  double long_keys = 1;
+  std::int64_t rows = 1;
+  std::int64_t min_keys = 0;
+  double max_cost = 1;
+};
+
 struct IndexRecipe {
   enum class Kind : std::uint8_t {
     kPatterns,  // per query head a HeadPattern, estimated by the last 64 queries where it needs one
     kBlockSparse,   // per row block the key blocks whose means match best
     kAntidiagonal,  // per row block the key blocks that hold a share of the mass of antidiagonals
     kFlexPrefill,   // per head block columns and diagonals, or a map of pooled scores
+    kCoverage,      // the cheapest columns and runs that hold a share of the mass, or everything
   };
   Kind kind = Kind::kPatterns;
   std::vector<HeadPattern> patterns;  // kPatterns: [q_heads]
@@ -38,6 +48,7 @@ struct IndexRecipe {
   std::int64_t top_k = 0;             // kBlockSparse: blocks per row block
   AntidiagonalRule antidiagonal;
   FlexPrefillRule flexprefill;
+  CoverageRule coverage;  // kCoverage
 };
 
 }  // namespace minference

@@ -112,8 +112,8 @@ void parse_option(std::string_view text, MethodOptions& options);
 
 // Builds the index and runs attention over it: the call that hosts make. `options` may be partial.
 // With tensors on a CUDA device all of it happens there, in AttentionParams::stream. Throws Unsupported,
-// naming the methods that can, for a method that has no kernels there, and for on_index; auto computes
-// exactly there and counts it as a fallback. The guard reports there with AttentionParams::measure only.
+// naming the methods that can, for a method that has no kernels there, and for on_index. The guard
+// reports there with AttentionParams::measure only.
 Stats attention(const AttentionInput& input, const AttentionParams& params,
                 const AttentionOutput& output, const Method& method, const MethodOptions& options,
                 const MethodContext& context);

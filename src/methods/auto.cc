@@ -9,6 +9,7 @@
 #include "core/stopwatch.h"
 #include "index/allocate.h"
 #include "index/coverage.h"
+#include "index/coverage_rule.h"
 #include "index/covering.h"
 #include "methods/cost_model.h"
 #include "methods/head_rules.h"
@@ -23,31 +24,17 @@ namespace {
 constexpr double kDenseBackoff = 1.5;
 // What the index of an earlier chunk may keep less than when it was estimated.
 constexpr double kCheckSlack = 0.05;
-// The power of its loss by which a head's covering is judged.
-constexpr double kLossPower = 3;
-// Of what the longest prompts may lose, in the shortest.
-constexpr double kShortLoss = 0.4;
 
-struct Rule {
-  double coverage = 0;
-  double long_keys = 0;
-  std::int64_t rows = 0;
-  std::int64_t min_keys = 0;
+// The options. How long an index is kept counts on the CPU alone.
+struct Rule : CoverageRule {
   std::int64_t share_rows = 0;
-  double max_cost = 0;
 
-  explicit Rule(const MethodOptions& options)
-      : coverage(options.at("coverage")),
-        long_keys(options.at("long_keys")),
-        rows(whole_option(options, "estimate_rows")),
-        min_keys(whole_option(options, "min_keys")),
-        share_rows(whole_option(options, "share_rows")),
-        max_cost(options.at("max_cost")) {}
-
-  // Share of the sampled rows' mass that heads may lose in the mean. Where prompts are short attention
-  // takes a small part of the time, and every key counts for more.
-  double loss(std::int64_t kv_len) const {
-    return (1 - coverage) * std::clamp(static_cast<double>(kv_len) / long_keys, kShortLoss, 1.0);
+  explicit Rule(const MethodOptions& options) : share_rows(whole_option(options, "share_rows")) {
+    coverage = options.at("coverage");
+    long_keys = options.at("long_keys");
+    rows = whole_option(options, "estimate_rows");
+    min_keys = whole_option(options, "min_keys");
+    max_cost = options.at("max_cost");
   }
 };
 
@@ -154,7 +141,8 @@ class IndexBuilder {
     };
     double lost = 0;
     for (std::size_t h = 0; h < heads.size(); ++h) lost += loss(h, chosen[h]);
-    const double allowed = rule_.loss(geometry_[b].kv_len) * static_cast<double>(heads.size());
+    const double allowed =
+        allowed_loss(rule_, geometry_[b].kv_len) * static_cast<double>(heads.size());
     for (const Step& step : all.steps) {
       if (lost <= allowed) break;
       lost -= loss(step.head, chosen[step.head]) - loss(step.head, step.offer);
@@ -218,6 +206,14 @@ class AutoMethod final : public Method {
          "share of the time of exact attention above which a head runs dense, by a model of this "
          "machine",
          0.95, 0, 1000, false}};
+  }
+
+  std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
+                                    const MethodContext&) const override {
+    IndexRecipe recipe;
+    recipe.kind = IndexRecipe::Kind::kCoverage;
+    recipe.coverage = Rule(options);
+    return recipe;
   }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,

@@ -170,11 +170,6 @@ void find_on_cuda(const AttentionInput& input, const AttentionParams& params, co
     if (found.recipe->first_chunks) require_first_chunks(input, params, method);
     return;
   }
-  if (&method == &auto_method()) {
-    // What nobody chose must not fail, and exact attention is never wrong.
-    found.stats.fallbacks["auto has no CUDA kernels yet, exact attention"] += 1;
-    return;
-  }
   throw Unsupported("method " + std::string(method.name()) + " has no CUDA kernels" +
                     (context.segments.empty() ? "" : " for prompts with segments") +
                     "; those that do: " + cuda_method_names(input.q.heads(), context));

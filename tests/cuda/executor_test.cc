@@ -16,7 +16,8 @@
 namespace minference::test {
 namespace {
 
-enum class Executor { kSm80, kSm90 };
+// kSm90Apart: dense heads of an index in the kernel of their own.
+enum class Executor { kSm80, kSm90, kSm90Apart };
 
 void run_sm80(const cuda::Problem& problem, const cuda::DeviceIndex& index) {
   DeviceBuffer tickets(cuda::kTickets * sizeof(int));
@@ -35,6 +36,12 @@ void run_sm90(const cuda::Problem& problem, const cuda::DeviceIndex& index) {
   check_cuda(cudaDeviceSynchronize(), "sm90_attention");
 }
 
+void run_sm90_apart(const cuda::Problem& problem, const cuda::DeviceIndex& index) {
+  cuda::DeviceIndex apart = index;
+  apart.dense_apart = index.heads != nullptr;
+  run_sm90(problem, apart);
+}
+
 bool device_has_sm90() {
   int major = 0;
   return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
@@ -47,7 +54,7 @@ enum class Inputs { kAsTheyAre, kBF16, kF16 };
 class Sweep : public testing::TestWithParam<std::tuple<Executor, Inputs>> {
  protected:
   void SetUp() override {
-    if (executor() == Executor::kSm90 && !device_has_sm90()) GTEST_SKIP() << "no Hopper GPU";
+    if (executor() != Executor::kSm80 && !device_has_sm90()) GTEST_SKIP() << "no Hopper GPU";
   }
 
   static Executor executor() { return std::get<0>(GetParam()); }
@@ -62,8 +69,10 @@ class Sweep : public testing::TestWithParam<std::tuple<Executor, Inputs>> {
 
   static Stats run(const AttentionInput& input, const AttentionParams& params,
                    const AttentionOutput& output, const SparseIndex* index, IsaLevel level) {
-    return run_on_device(executor() == Executor::kSm80 ? run_sm80 : run_sm90, input, params, output,
-                         index, level);
+    const auto launch = executor() == Executor::kSm80   ? run_sm80
+                        : executor() == Executor::kSm90 ? run_sm90
+                                                        : run_sm90_apart;
+    return run_on_device(launch, input, params, output, index, level);
   }
 
   // The level of the CPU that rounds as the kernels do.
@@ -77,7 +86,7 @@ class Sweep : public testing::TestWithParam<std::tuple<Executor, Inputs>> {
     std::size_t seen = 0;
     for (std::size_t i = 0; i < cases.size(); i += sweep_stride(), ++seen) {
       const Case c = adapted(cases[i]);
-      if (executor() == Executor::kSm90) {
+      if (executor() != Executor::kSm80) {
         const Problem problem = make_problem(c);
         const DeviceProblem device(problem.input(), problem.params, {}, nullptr);
         if (!cuda::sm90_takes(device.problem())) continue;
@@ -164,7 +173,8 @@ TEST_P(Sweep, NonFiniteRowsStayAlone) {
 
 std::string sweep_name(const testing::TestParamInfo<std::tuple<Executor, Inputs>>& info) {
   const auto [executor, inputs] = info.param;
-  return std::string(executor == Executor::kSm80 ? "Sm80" : "Sm90") +
+  constexpr const char* kNames[] = {"Sm80", "Sm90", "Sm90Apart"};
+  return std::string(kNames[static_cast<int>(executor)]) +
          (inputs == Inputs::kAsTheyAre ? "AsTheyAre" : (inputs == Inputs::kBF16 ? "BF16" : "F16"));
 }
 
@@ -174,7 +184,7 @@ INSTANTIATE_TEST_SUITE_P(Sm80, Sweep,
                                                           Inputs::kF16)),
                          sweep_name);
 INSTANTIATE_TEST_SUITE_P(Sm90, Sweep,
-                         testing::Combine(testing::Values(Executor::kSm90),
+                         testing::Combine(testing::Values(Executor::kSm90, Executor::kSm90Apart),
                                           testing::Values(Inputs::kBF16, Inputs::kF16)),
                          sweep_name);
 

@@ -141,7 +141,8 @@ TEST_F(CudaLibrary, MissingFileIsNamedByEveryCall) {
   const SparseIndex index = index_of({diagonal({0}, {{0, 2, 1}}), HeadIndex()});
   EXPECT_EQ(call(&index).find(expected), 0U);
   // By an index that positions alone decide, and by a recipe that the device follows.
-  for (const char* name : {"a_shape", "vertical_slash", "static", "flexprefill", "xattention"}) {
+  for (const char* name :
+       {"a_shape", "vertical_slash", "static", "flexprefill", "xattention", "auto"}) {
     EXPECT_EQ(call(find_method(name), MethodOptions(), MethodContext()).find(expected), 0U) << name;
     const auto plan = [&] { plan_attention(input(), {}, find_method(name), {}, {}); };
     EXPECT_EQ(unsupported(plan).find(expected), 0U) << name;

@@ -219,8 +219,9 @@ void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& wor
   }
 }
 
-DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, Workspace& workspace,
-                        cudaStream_t stream) {
+// What has to be computed exactly instead is counted in `stats`.
+DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int kernels,
+                        Workspace& workspace, cudaStream_t stream, Stats& stats) {
   IndexWorkspace memory;
   switch (recipe.kind) {
     case IndexRecipe::Kind::kPatterns:
@@ -239,13 +240,27 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, Works
       memory.bytes = flexprefill_index_bytes(problem, recipe.flexprefill);
       memory.data = workspace.allocate(memory.bytes);
       return build_flexprefill_index(problem, recipe.flexprefill, memory, stream);
+    case IndexRecipe::Kind::kCoverage: {
+      if (const char* reason = coverage_refusal(problem)) {
+        stats.fallbacks[reason] += 1;
+        return {};
+      }
+      const BoxCosts costs = box_costs(problem, kernels == 90 && sm90_takes(problem));
+      if (!coverage_may_pay(problem, recipe.coverage, costs)) return {};
+      memory.bytes = coverage_index_bytes(problem, recipe.coverage);
+      memory.data = workspace.allocate(memory.bytes);
+      return build_coverage_index(problem, recipe.coverage, costs, memory, stream);
+    }
   }
   throw Error("an index recipe of an unknown kind");
 }
 
 DeviceIndex index_of(const AttentionInput& input, const Problem& problem, const IndexSource& source,
-                     Workspace& workspace, cudaStream_t stream) {
-  if (source.recipe != nullptr) return build_index(problem, *source.recipe, workspace, stream);
+                     Workspace& workspace, cudaStream_t stream, Stats& stats) {
+  if (source.recipe != nullptr) {
+    return build_index(problem, *source.recipe, chosen_kernels(input.q.device.ordinal), workspace,
+                       stream, stats);
+  }
   if (source.index != nullptr) return upload_index(*source.index, input.q.tokens(), workspace);
   return {};
 }
@@ -315,7 +330,7 @@ DeviceIndex find_index(const AttentionInput& input, const AttentionParams& param
   const auto stream = static_cast<cudaStream_t>(params.stream);
   std::optional<Timer> timer;
   if (params.measure) timer.emplace(stream);
-  const DeviceIndex index = index_of(input, problem, source, workspace, stream);
+  const DeviceIndex index = index_of(input, problem, source, workspace, stream, stats);
   if (params.measure) stats.index_seconds = timer->seconds();
   return guarded_index(problem, index, source.guard, params.measure, workspace, stream, stats);
 }

@@ -48,6 +48,8 @@ struct DeviceIndex {
   const std::uint32_t* block_bits = nullptr;
   // Entries that `columns` has room for, over all heads: rows of the gathered keys and values.
   std::int64_t column_capacity = 0;
+  // Dense heads are worth a kernel of their own, where the executor has one: there may be many.
+  bool dense_apart = false;
 };
 
 }  // namespace minference::cuda

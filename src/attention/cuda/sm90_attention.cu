@@ -34,9 +34,17 @@ class Producer {
   using Layout = Shared<kDim, kVDim, kBoxes>;
 
  public:
-  __device__ Producer(const Problem& problem, const DeviceIndex& index, const Maps& maps,
-                      typename Layout::Control& control, std::uint32_t q, std::uint32_t stages)
-      : problem_(problem), index_(index), maps_(maps), control_(control), q_(q), stages_(stages) {}
+  // `given`: the index of the call, `index`: what is left of it where the tiles are all dense.
+  __device__ Producer(const Problem& problem, const DeviceIndex& given, const DeviceIndex& index,
+                      const Maps& maps, typename Layout::Control& control, std::uint32_t q,
+                      std::uint32_t stages)
+      : problem_(problem),
+        given_(given),
+        index_(index),
+        maps_(maps),
+        control_(control),
+        q_(q),
+        stages_(stages) {}
 
   __device__ void run(int* ticket) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -48,7 +56,7 @@ class Producer {
       turn = __shfl_sync(~0U, turn, 0);
       RowTile tile;
       const bool more = turn < order.count();
-      if (more && !order.tile(index_, turn, tile)) continue;
+      if (more && (!order.tile(index_, turn, tile) || !takes(tile))) continue;
       // Only the lane that fills waits: it can outrun the others by a whole turn of the pipeline, and
       // what they took for the phase before would be the one after.
       if (lane == 0) {
@@ -99,6 +107,13 @@ class Producer {
   }
 
  private:
+  // Where dense heads stand apart, pairs of boxes are for them and single ones for the others.
+  __device__ bool takes(const RowTile& tile) const {
+    if (!given_.dense_apart) return true;
+    const DeviceHead& head = given_.heads[tile.b * problem_.q_heads + tile.h];
+    return (head.kind == HeadIndex::Kind::kDense) == (kBoxes == 2);
+  }
+
   __device__ void load_queries(const RowTile& tile) {
     const std::uint32_t barrier = shared_address(&control_.q_full);
     mbarrier_arrive_expect(barrier, Layout::kQBytes);
@@ -131,6 +146,7 @@ class Producer {
   }
 
   const Problem& problem_;
+  const DeviceIndex& given_;
   const DeviceIndex& index_;
   const Maps& maps_;
   typename Layout::Control& control_;
@@ -144,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ Problem problem, const __grid_constant__ DeviceIndex given,
            const __grid_constant__ Maps maps, int* tickets) {
   using Layout = Shared<kDim, kVDim, kBoxes>;
-  // Pairs of boxes are for calls without an index: with this the compiler knows.
+  // Pairs of boxes are for dense tiles: with this the compiler knows.
   const DeviceIndex index = kBoxes == 2 ? DeviceIndex() : given;
   extern __shared__ char memory[];
   char* aligned = memory + (1024 - shared_address(memory) % 1024) % 1024;
@@ -166,8 +182,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     release_registers<kProducerRegisters<kDim, kBoxes>>();
     if (threadIdx.x < 32) {
-      Producer<kDim, kVDim, kBoxes> producer(problem, index, maps, control, shared_address(q),
-                                             shared_address(stages));
+      Producer<kDim, kVDim, kBoxes> producer(problem, given, index, maps, control,
+                                             shared_address(q), shared_address(stages));
       producer.run(tickets);
     }
   } else {
@@ -213,20 +229,28 @@ void launch(const Problem& problem, const DeviceIndex& index, const Maps& maps, 
   check(cudaGetLastError(), "starting the sm_90a attention kernel");
 }
 
+// Head dims for which two boxes at a time are taken where hardly any box is one group's alone: that
+// halves the cost of a step.
+template <class T, int kDim>
+void launch_small(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
+                  cudaStream_t stream) {
+  if (index.heads == nullptr || index.dense_apart) {
+    launch<T, kDim, kDim, 2>(problem, index, maps, tickets, stream);
+  }
+  if (index.heads == nullptr) return;
+  if (index.dense_apart) {
+    check(cudaMemsetAsync(tickets, 0, sizeof(int), stream), "clearing a ticket");
+  }
+  launch<T, kDim, kDim, 1>(problem, index, maps, tickets, stream);
+}
+
 template <class T>
-void launch_dims(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
+void launch_dims(const Problem& problem, DeviceIndex index, const Maps& maps, int* tickets,
                  cudaStream_t stream) {
   const int larger = std::max(problem.dim, problem.v_dim);
-  // Two boxes at a time halve the cost of a step, where hardly any box is one group's alone.
-  const bool pairs = index.heads == nullptr;
-  if (larger <= 64) {
-    return pairs ? launch<T, 64, 64, 2>(problem, index, maps, tickets, stream)
-                 : launch<T, 64, 64, 1>(problem, index, maps, tickets, stream);
-  }
-  if (larger <= 128) {
-    return pairs ? launch<T, 128, 128, 2>(problem, index, maps, tickets, stream)
-                 : launch<T, 128, 128, 1>(problem, index, maps, tickets, stream);
-  }
+  if (larger <= 64) return launch_small<T, 64>(problem, index, maps, tickets, stream);
+  if (larger <= 128) return launch_small<T, 128>(problem, index, maps, tickets, stream);
+  index.dense_apart = false;
   if (larger <= 192 && problem.v_dim <= 128) {
     return launch<T, 192, 128, 1>(problem, index, maps, tickets, stream);
   }

@@ -12,8 +12,8 @@
 #include "attention/cuda/elements.cuh"
 #include "attention/cuda/softmax.cuh"
 #include "index/cuda/check_problem.h"
-#include "index/cuda/last_q_sums.cuh"
 #include "index/cuda/memory_pieces.h"
+#include "index/cuda/row_softmax.cuh"
 #include "index/cuda/score_tile.cuh"
 
 namespace minference::cuda {
@@ -290,8 +290,8 @@ class Block {
 
   // Executed by a warpgroup, after mark().
   __device__ void multiply() {
-    last_q::SoftmaxSums seen(shared_.maxima[0][warp()]);
-    last_q::SoftmaxSums kept(shared_.maxima[1][warp()]);
+    row_pass::SoftmaxSums seen(shared_.maxima[0][warp()]);
+    row_pass::SoftmaxSums kept(shared_.maxima[1][warp()]);
     cp_async_wait<0>();
     fence_for_products();
     __syncthreads();
@@ -317,9 +317,9 @@ class Block {
         for (float& score : scores) score = soft_capped(score, problem_.soft_cap, exponent);
       }
       hide_others(shared_.seen[tile_of(n)], scores);
-      seen.add(scores, factor_);
+      seen.add(scores, factor_, 0);
       hide_others(shared_.kept[tile_of(n)], scores);
-      kept.add(scores, factor_);
+      kept.add(scores, factor_, 0);
     }
     seen.store(shared_.partials[0][warp()]);
     kept.store(shared_.partials[1][warp()]);
@@ -351,17 +351,17 @@ class Block {
     const int which = static_cast<int>(threadIdx.x) / kSlots;
     const int slot = static_cast<int>(threadIdx.x) % kSlots;
     if (which >= 2) return;
-    float2 total{last_q::kNoMaximum, 0.0F};
+    float2 total{row_pass::kNoMaximum, 0.0F};
     for (int w = 0; w < warps(); ++w) {
-      total = last_q::merged(total, shared_.partials[which][w][slot]);
+      total = row_pass::merged(total, shared_.partials[which][w][slot]);
     }
     partials_of(which == 0 ? a_.partials.seen : a_.partials.kept)[slot] = total;
   }
 
   __device__ void write_nothing() const {
     if (threadIdx.x >= kSlots) return;
-    partials_of(a_.partials.seen)[threadIdx.x] = {last_q::kNoMaximum, 0.0F};
-    partials_of(a_.partials.kept)[threadIdx.x] = {last_q::kNoMaximum, 0.0F};
+    partials_of(a_.partials.seen)[threadIdx.x] = {row_pass::kNoMaximum, 0.0F};
+    partials_of(a_.partials.kept)[threadIdx.x] = {row_pass::kNoMaximum, 0.0F};
   }
 
   const Arguments& a_;
@@ -401,12 +401,12 @@ __global__ void __launch_bounds__(kFinishThreads)
     const std::int64_t at =
         (unit * a.plan.slot_tiles + of_unit / kSlots) * a.plan.chunks * kSlots + of_unit % kSlots;
     const auto total = [&](const float2* partials) {
-      float2 sum{last_q::kNoMaximum, 0.0F};
+      float2 sum{row_pass::kNoMaximum, 0.0F};
       for (int chunk = lane(); chunk < a.plan.chunks; chunk += 32) {
-        sum = last_q::merged(sum, partials[at + static_cast<std::int64_t>(chunk) * kSlots]);
+        sum = row_pass::merged(sum, partials[at + static_cast<std::int64_t>(chunk) * kSlots]);
       }
       for (int distance = 1; distance < 32; distance *= 2) {
-        sum = last_q::merged(
+        sum = row_pass::merged(
             sum, {__shfl_xor_sync(~0U, sum.x, distance), __shfl_xor_sync(~0U, sum.y, distance)});
       }
       return sum;

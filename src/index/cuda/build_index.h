@@ -13,6 +13,7 @@
 
 #include "attention/cuda/device_index.h"
 #include "attention/cuda/problem.h"
+#include "index/cuda/box_costs.h"
 #include "minference/index_recipe.h"
 #include "minference/pattern.h"
 
@@ -47,5 +48,16 @@ DeviceIndex build_antidiagonal_index(const Problem& problem, const AntidiagonalR
 std::int64_t flexprefill_index_bytes(const Problem& problem, const FlexPrefillRule& rule);
 DeviceIndex build_flexprefill_index(const Problem& problem, const FlexPrefillRule& rule,
                                     const IndexWorkspace& workspace, cudaStream_t stream);
+
+// auto: per head the cheapest columns and runs with which the heads of a sequence hold a share of the
+// attention mass, or exact attention. A causal problem without explicit mask. Errors as above.
+std::int64_t coverage_index_bytes(const Problem& problem, const CoverageRule& rule);
+DeviceIndex build_coverage_index(const Problem& problem, const CoverageRule& rule,
+                                 const BoxCosts& costs, const IndexWorkspace& workspace,
+                                 cudaStream_t stream);
+// Why there is no such index for these tensors; null where there is one.
+const char* coverage_refusal(const Problem& problem);
+// Whether sizes alone leave it open that an estimate pays.
+bool coverage_may_pay(const Problem& problem, const CoverageRule& rule, const BoxCosts& costs);
 
 }  // namespace minference::cuda

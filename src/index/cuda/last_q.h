@@ -10,27 +10,13 @@
 
 #include "attention/cuda/problem.h"
 #include "index/cuda/memory_pieces.h"
+#include "index/cuda/row_pass.h"
 
 namespace minference::cuda {
 
-inline constexpr int kLastRows = 64;
+inline constexpr int kLastRows = kPassRows;
 
-// How the keys of a KV head are shared out. A thread block takes a chunk of kRanges ranges, one to
-// each warp of its warpgroups, and a query head a warpgroup.
-struct LastQPlan {
-  static constexpr int kRanges = 4;
-  static constexpr int kStepKeys = 16;           // of a range, in a tile
-  static constexpr int kMaxHeads = 4;            // of a thread block
-  static constexpr int kStages = 4;              // tiles of keys in flight
-  static constexpr int kFixedBytes = 14 * 1024;  // of shared memory, beside the tiles
-
-  int heads = 1;        // of a thread block, a warpgroup each
-  int head_groups = 1;  // thread blocks for the query heads of a KV head
-  int panels = 1;       // of 64 dims
-  int shared_bytes = 0;
-  int chunks = 1;
-  int range = 16;           // keys, a multiple of 16
-  int units = 1;            // (sequence, KV head) pairs that are estimated at a time
+struct LastQPlan : RowPassPlan {
   std::int64_t stride = 0;  // floats of one head's sums
 };
 

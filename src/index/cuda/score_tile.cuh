@@ -134,7 +134,7 @@ __device__ inline float (&quad(float (&scores)[kScores], int j))[4] {
 // scores. They may be used after finish_products().
 template <class T, int kPanels, bool kAdd = false>
 __device__ inline void start_products(std::uint32_t keys, std::uint32_t queries,
-                                      float (&scores)[kScores]) {
+                                      float (&scores)[kScores], int first_octet = 0) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   pin(scores);
   wgmma_fence();
@@ -162,6 +162,7 @@ __device__ inline void start_products(std::uint32_t keys, std::uint32_t queries,
       ldmatrix_x4(a, keys + chunk_offset(row, 2 * s + lane / 16));
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
+        if (j + 1 < first_octet) continue;
         std::uint32_t b[4];
         const int query = 8 * j + lane / 16 * 8 + lane % 8;
         ldmatrix_x4(b, queries + chunk_offset(query, 2 * s + lane / 8 % 2));
