@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numbers>
-#include <optional>
 
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/non_finite_values.h"
@@ -22,6 +22,12 @@ using namespace cpu;  // NOLINT(google-build-using-namespace): the executor is i
 
 // Packed K/V may take this much at a time; more heads than fit are done in waves.
 constexpr std::int64_t kPackBudgetBytes = std::int64_t{1} << 30;
+
+// Dense query heads of a KV head that one task takes through the same keys, so that a batch of keys
+// is fetched into the first-level caches once for all of them.
+constexpr std::int64_t kMaxSharingHeads = 4;
+// But not when that leaves a thread fewer tasks than this.
+constexpr std::int64_t kMinTasksPerThread = 8;
 
 // Keys and values of one KV head, or the gathered columns of one query head, in tile layout.
 struct Packed {
@@ -41,10 +47,11 @@ struct PackTask {
 
 struct RowTask {
   std::int64_t b;
-  std::int64_t h;
+  std::int64_t h;      // the first of
+  std::int64_t heads;  // which all see the same keys
   std::int64_t row_begin;
   std::int64_t row_end;
-  std::int64_t cost;  // keys to visit, roughly
+  std::int64_t cost;  // keys to visit by all heads, roughly
 };
 
 class Execution {
@@ -102,11 +109,13 @@ class Execution {
     std::vector<Packed> columns(wave.size() * group_);  // [wave][group]
     std::vector<PackTask> pack_tasks;
     std::vector<RowTask> row_tasks;
+    const std::int64_t sharing = sharing_heads(wave);
     for (std::size_t w = 0; w < wave.size(); ++w) {
       const auto [b, kv_head] = wave[w];
       const std::int64_t kv_len = geometry_[b].kv_len;
       packed[w] = allocate(kv_len);
       std::vector<std::uint8_t> needed(kv_len / kTileKeys + 1, 0);
+      std::int64_t dense_heads = 0;  // in a row, up to h
       for (std::int64_t g = 0; g < group_; ++g) {
         const std::int64_t h = kv_head * group_ + g;
         const HeadIndex* head = sparse_head(index_, b, h);
@@ -122,7 +131,13 @@ class Execution {
                 {&to, b, kv_head, head->columns.data(), c, std::min(kTileKeys, count - c)});
           }
         }
-        add_row_tasks(b, h, head, row_tasks);
+        if (head != nullptr) {
+          add_row_tasks(b, h, 1, head, row_tasks);
+        } else if (++dense_heads == sharing || g + 1 == group_ ||
+                   sparse_head(index_, b, h + 1) != nullptr) {
+          add_row_tasks(b, h + 1 - dense_heads, dense_heads, nullptr, row_tasks);
+          dense_heads = 0;
+        }
       }
       for (std::int64_t key = 0; key < kv_len; key += kTileKeys) {
         if (needed[key / kTileKeys] != 0) {
@@ -148,7 +163,17 @@ class Execution {
                  });
   }
 
-  void add_row_tasks(std::int64_t b, std::int64_t h, const HeadIndex* head,
+  // Heads that a task of dense heads takes.
+  std::int64_t sharing_heads(const Wave& wave) const {
+    std::int64_t tasks = 0;
+    for (const auto& [b, kv_head] : wave) {
+      tasks += group_ * ((geometry_[b].q_len + kRowBlock - 1) / kRowBlock);
+    }
+    const auto threads = static_cast<std::int64_t>(scratch_.size());
+    return std::clamp<std::int64_t>(tasks / (kMinTasksPerThread * threads), 1, kMaxSharingHeads);
+  }
+
+  void add_row_tasks(std::int64_t b, std::int64_t h, std::int64_t heads, const HeadIndex* head,
                      std::vector<RowTask>& tasks) const {
     const SequenceGeometry& geometry = geometry_[b];
     std::int64_t run_keys = 0;
@@ -168,7 +193,7 @@ class Execution {
         const std::int64_t block = row / kRowBlock;
         cost = (head->block_begin[block + 1] - head->block_begin[block]) * kKeyBlock;
       }
-      tasks.push_back({b, h, row, end, cost});
+      tasks.push_back({b, h, heads, row, end, cost * heads});
       row = end;
     }
   }
@@ -193,50 +218,59 @@ class Execution {
   }
 
   struct Scratch {
-    RowBlockScratch rows;
+    std::vector<RowBlockScratch> rows;  // [heads of a task]
     VisibleKeys visible;
+    KeyBatch keys;
     KeyBatch masked;
   };
 
   void attend(const RowTask& task, const Packed& packed, const Packed& columns, int thread) {
-    if (!scratch_[thread]) {
-      scratch_[thread].emplace(
-          Scratch{RowBlockScratch(kernels_, input_, params_, input_.v.dim()), VisibleKeys(), {}});
+    Scratch& scratch = scratch_[thread];
+    while (std::ssize(scratch.rows) < task.heads) {
+      scratch.rows.emplace_back(kernels_, input_, params_, input_.v.dim());
     }
-    Scratch& scratch = *scratch_[thread];
-    RowBlock& block = scratch.rows.block;
-    scratch.rows.load(task.b, task.h, task.row_end - task.row_begin,
-                      [&](std::int64_t i) { return task.row_begin + i; });
-    kept_[thread] += attend_keys(task, packed, columns, scratch, nullptr);
-    // Every row gives every value of its batches a weight, 0 included, so one that is not finite
-    // shows in the first row's accumulator as well.
-    if (!all_finite(block.acc, block.v_dim)) {
-      kernels_.reset(block);
-      NonFiniteValues values(kernels_, block.v_dim);
-      attend_keys(task, packed, columns, scratch, &values);
-      values.put_back(block);
+    RowBlock* blocks[kMaxSharingHeads];
+    for (std::int64_t i = 0; i < task.heads; ++i) {
+      blocks[i] = &scratch.rows[i].block;
+      scratch.rows[i].load(task.b, task.h + i, task.row_end - task.row_begin,
+                           [&](std::int64_t row) { return task.row_begin + row; });
     }
-    write_rows(task, block);
+    kept_[thread] +=
+        task.heads * attend_keys(task, packed, columns, blocks, task.heads, scratch, nullptr);
+    for (std::int64_t i = 0; i < task.heads; ++i) {
+      RowBlock& block = *blocks[i];
+      // Every row gives every value of its batches a weight, 0 included, so one that is not finite
+      // shows in the first row's accumulator as well.
+      if (!all_finite(block.acc, block.v_dim)) {
+        kernels_.reset(block);
+        NonFiniteValues values(kernels_, block.v_dim);
+        attend_keys(task, packed, columns, blocks + i, 1, scratch, &values);
+        values.put_back(block);
+      }
+      write_rows(task, task.h + i, block);
+    }
   }
 
-  // Takes the row block that `scratch` holds through all of its keys; returns the visible pairs.
-  // With `careful`, values that are not finite reach only the rows that it notes.
+  // Takes row blocks of one or more of the task's heads through all of their keys; returns the
+  // visible pairs of one. With `careful`, values that are not finite reach only the rows that it
+  // notes.
   std::int64_t attend_keys(const RowTask& task, const Packed& packed, const Packed& columns,
-                           Scratch& scratch, NonFiniteValues* careful) const {
-    RowBlock& block = scratch.rows.block;
+                           RowBlock* const* blocks, std::int64_t n_blocks, Scratch& scratch,
+                           NonFiniteValues* careful) const {
+    const std::int64_t rows = blocks[0]->rows;
     scratch.visible.start(geometry_[task.b], sparse_head(index_, task.b, task.h), task.row_begin,
                           task.row_end);
     kernels_.enter();
     VisibleKeys::Tile tile;
     std::int64_t kept = 0;
     // The order of keys is free, so masked tiles are gathered apart: a mask slows a whole batch.
-    KeyBatch* batches[] = {&scratch.rows.keys, &scratch.masked};
+    KeyBatch* batches[] = {&scratch.keys, &scratch.masked};
     const std::int64_t key_bytes = dim_ * kernels_.element_size;
     const std::int64_t value_bytes = v_dim_ * kernels_.element_size;
     const auto attend_batch = [&](KeyBatch& batch) {
       if (batch.granules > 0) {
-        if (careful != nullptr) careful->take_out(batch, block.rows);
-        kernels_.attend(block, batch);
+        if (careful != nullptr) careful->take_out(batch, rows);
+        kernels_.attend(blocks, n_blocks, batch);
       }
       batch.clear();
     };
@@ -245,7 +279,7 @@ class Execution {
       if (!batch.fits(tile.count)) attend_batch(batch);
       batch.add(from.keys.data() + tile.begin * key_bytes, kKeyGranule * key_bytes,
                 from.values.data() + tile.begin * value_bytes, kKeyGranule * value_bytes,
-                tile.count, tile.mask, block.rows);
+                tile.count, tile.mask, rows);
       kept += tile.pairs;
     };
     while (scratch.visible.next_keys(tile)) add_tile(packed);
@@ -256,7 +290,7 @@ class Execution {
   }
 
   // Divides by the sum of exponentials and stores output and LSE.
-  void write_rows(const RowTask& task, const RowBlock& block) const {
+  void write_rows(const RowTask& task, std::int64_t h, const RowBlock& block) const {
     constexpr float kLog2E = std::numbers::log2e_v<float>;
     constexpr float kLn2 = std::numbers::ln2_v<float>;
     const std::int64_t v_dim = input_.v.dim();
@@ -267,7 +301,7 @@ class Execution {
       // A sum of exactly 0 is a row that saw no key: the largest visible score contributes 1.
       const bool empty = sum == 0.0F;
       if (!input_.sinks.empty()) {
-        const float sink = input_.sinks[task.h] * kLog2E;
+        const float sink = input_.sinks[h] * kLog2E;
         if (empty || sink > shift) {
           factor = empty ? 0.0F : std::exp2(shift - sink);
           sum = sum * factor + 1.0F;
@@ -279,7 +313,7 @@ class Execution {
       const float weight = empty ? 0.0F : factor / sum;
       const float* acc = block.acc + r * block.v_dim;
       const std::int64_t row = task.row_begin + r;
-      void* out = output_.out.row(task.b, row, task.h);
+      void* out = output_.out.row(task.b, row, h);
       if (output_.out.dtype == DType::kF32) {
         auto* to = static_cast<float*>(out);
         for (std::int64_t d = 0; d < v_dim; ++d) to[d] = acc[d] * weight;
@@ -289,7 +323,7 @@ class Execution {
         }
       }
       if (!output_.lse.empty()) {
-        *static_cast<float*>(output_.lse.row(task.b, row, task.h)) =
+        *static_cast<float*>(output_.lse.row(task.b, row, h)) =
             sum == 0.0F ? -std::numeric_limits<float>::infinity() : (shift + std::log2(sum)) * kLn2;
       }
     }
@@ -304,8 +338,8 @@ class Execution {
   std::int64_t dim_;
   std::int64_t v_dim_;
   std::vector<SequenceGeometry> geometry_;
-  std::vector<std::optional<Scratch>> scratch_;  // [thread]
-  std::vector<std::int64_t> kept_;               // [thread]
+  std::vector<Scratch> scratch_;    // [thread]
+  std::vector<std::int64_t> kept_;  // [thread]
 };
 
 }  // namespace

@@ -114,8 +114,8 @@ struct KernelTable {
 
   // Empties the state of a row block.
   void (*reset)(RowBlock& block);
-  // Adds a batch of keys.
-  void (*attend)(RowBlock& block, const KeyBatch& keys);
+  // Adds a batch of keys to several row blocks of the same shape.
+  void (*attend)(RowBlock* const* blocks, std::int64_t n_blocks, const KeyBatch& keys);
   // As attend without values: only shift, bound and lane_sum are advanced.
   void (*sum_exponentials)(RowBlock& block, const KeyBatch& keys);
   // As sum_exponentials; sums[r] receives what the batch adds to row r, relative to shift[r] as it

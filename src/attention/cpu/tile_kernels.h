@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/vector_gemm.h"
@@ -27,6 +28,8 @@ struct TileKernels {
   using Vec = typename Isa::Vec;
   using Elem = typename Isa::Elem;
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  static constexpr std::int64_t kGranulePanels = kKeyGranule / kPanelWidth;
+  static constexpr std::int64_t kStepDepth = 16 * Isa::kPair;  // of a matrix unit's step
   static constexpr int kGranuleVecs = static_cast<int>(kKeyGranule / Isa::kLanes);
 
   // ---- packing -------------------------------------------------------------------------------
@@ -270,65 +273,90 @@ struct TileKernels {
     }
   }
 
-  static void attend(RowBlock& block, const KeyBatch& keys) {
+  static void attend(RowBlock* const* blocks, std::int64_t n_blocks, const KeyBatch& keys) {
     if constexpr (Isa::kMatrixUnit) {
-      attend_overlapped(block, keys);
+      attend_in_turns(blocks, n_blocks, keys);
     } else {
-      for_each_strip(block, [&](Strip strip) {
-        Elem* p = static_cast<Elem*>(block.p);
-        compute_scores(block, keys, strip);
-        softmax<true>(block, keys, strip, block.scores, p);
-        Isa::gemm({p, kBatchKeys, kKeyGranule}, strip.rows,
-                  {keys.values, keys.granules, kKeyGranule / Isa::kPair, block.v_dim / kPanelWidth,
-                   kKeyGranule * kPanelWidth},
-                  block.acc + strip.begin * block.v_dim, block.v_dim, true);
+      for (std::int64_t i = 0; i < n_blocks; ++i) {
+        RowBlock& block = *blocks[i];
+        for_each_strip(block, [&](Strip strip) {
+          Elem* p = static_cast<Elem*>(block.p);
+          compute_scores(block, keys, strip);
+          softmax<true>(block, keys, strip, block.scores, p);
+          Isa::gemm({p, kBatchKeys, kKeyGranule}, strip.rows,
+                    {keys.values, keys.granules, kKeyGranule / Isa::kPair,
+                     block.v_dim / kPanelWidth, kKeyGranule * kPanelWidth},
+                    block.acc + strip.begin * block.v_dim, block.v_dim, true);
+        });
+      }
+    }
+  }
+
+  // Calls visit(std::make_integer_sequence<int, n>) for the smaller of kMost and `wanted`.
+  template <int kMost, class Visit>
+  static void with_steps(std::int64_t wanted, Visit&& visit) {
+    if constexpr (kMost > 1) {
+      if (wanted < kMost) return with_steps<kMost - 1>(wanted, visit);
+    }
+    visit(std::make_integer_sequence<int, kMost>());
+  }
+
+  // Raw scores of a matrix unit's strip.
+  static void strip_scores(const RowBlock& block, const KeyBatch& keys, std::int64_t row,
+                           float* scores) {
+    const Elem* q = static_cast<const Elem*>(block.q) + row * block.dim;
+    const std::int64_t steps = block.dim / kStepDepth;
+    for (std::int64_t first = 0; first < steps; first += Isa::kStripSteps) {
+      const auto tile_at = [&](std::int64_t panel, std::int64_t step) {
+        return static_cast<const Elem*>(keys.keys[panel / kGranulePanels]) +
+               panel % kGranulePanels * kPanelWidth * block.dim +
+               (first + step) * kStepDepth * kPanelWidth;
+      };
+      with_steps<Isa::kStripSteps>(steps - first, [&](auto some) {
+        Isa::strip_product(q + first * kStepDepth, block.dim, keys.granules * kGranulePanels,
+                           tile_at, scores, kBatchKeys, first > 0, some);
       });
     }
   }
 
-  // Between the softmax of a strip's rows, the products of the strips before and after are issued,
-  // so that the matrix unit and the vector units work at the same time. Two strips' scores and
-  // probabilities are alive at a time.
-  static void attend_overlapped(RowBlock& block, const KeyBatch& keys) {
+  // Adds the product of a strip's probabilities and the values to its accumulators.
+  static void strip_values(RowBlock& block, const KeyBatch& keys, std::int64_t row, const Elem* p) {
+    static_assert(KeyBatch::kMaxGranules <= Isa::kStripSteps && kKeyGranule == kStepDepth);
+    const auto tile_at = [&](std::int64_t panel, std::int64_t granule) {
+      return static_cast<const Elem*>(keys.values[granule]) + panel * kKeyGranule * kPanelWidth;
+    };
+    with_steps<KeyBatch::kMaxGranules>(keys.granules, [&](auto granules) {
+      Isa::strip_product(p, kBatchKeys, block.v_dim / kPanelWidth, tile_at,
+                         block.acc + row * block.v_dim, block.v_dim, true, granules);
+    });
+  }
+
+  // The products of a matrix unit read and write memory that the vector units must wait for, and
+  // the other way round. So a strip's scores are made one strip ahead of its softmax, and its
+  // probabilities multiplied one strip behind; two strips' are alive at a time. Finer mixing of the
+  // two kinds of work gained nothing.
+  static void attend_in_turns(RowBlock* const* blocks, std::int64_t n_blocks,
+                              const KeyBatch& keys) {
     constexpr std::int64_t kRows = Isa::kStripRows;
-    constexpr std::int64_t kColumns = 2 * kPanelWidth;  // output columns of a unit of work
-    const std::int64_t strips = (block.rows + kRows - 1) / kRows;
-    const std::int64_t v_units = (block.v_dim + kColumns - 1) / kColumns;
-    const auto rows = [&](std::int64_t s) { return std::min(kRows, block.rows - s * kRows); };
-    const auto scores = [&](std::int64_t s) { return block.scores + s % 2 * kRows * kBatchKeys; };
+    const std::int64_t block_rows = blocks[0]->rows;
+    const std::int64_t block_strips = (block_rows + kRows - 1) / kRows;
+    const std::int64_t strips = block_strips * n_blocks;
+    const auto block = [&](std::int64_t s) -> RowBlock& { return *blocks[s / block_strips]; };
+    const auto row = [&](std::int64_t s) { return s % block_strips * kRows; };
+    const auto scores = [&](std::int64_t s) {
+      return blocks[0]->scores + s % 2 * kRows * kBatchKeys;
+    };
     const auto p = [&](std::int64_t s) {
-      return static_cast<Elem*>(block.p) + s % 2 * kRows * kBatchKeys;
+      return static_cast<Elem*>(blocks[0]->p) + s % 2 * kRows * kBatchKeys;
     };
-    const auto score_unit = [&](std::int64_t s, std::int64_t g) {
-      score_granule(block, keys, {s * kRows, rows(s)}, g, scores(s));
-    };
-    const auto value_unit = [&](std::int64_t s, std::int64_t u) {
-      Isa::gemm({p(s), kBatchKeys, kKeyGranule}, rows(s),
-                {keys.values, keys.granules, kKeyGranule / Isa::kPair,
-                 std::min<std::int64_t>(2, block.v_dim / kPanelWidth - 2 * u),
-                 kKeyGranule * kPanelWidth, 2 * u},
-                block.acc + s * kRows * block.v_dim + u * kColumns, block.v_dim, true);
-    };
-    for (std::int64_t g = 0; g < keys.granules; ++g) score_unit(0, g);
+    strip_scores(block(0), keys, row(0), scores(0));
     for (std::int64_t s = 0; s < strips; ++s) {
-      const std::int64_t score_units = s + 1 < strips ? keys.granules : 0;
-      const std::int64_t units = score_units + (s > 0 ? v_units : 0);
-      const std::int64_t slice = units == 0 ? kRows : (rows(s) + units - 1) / units;
-      std::int64_t unit = 0;
-      for (std::int64_t row = 0; row < rows(s) || unit < units; row += slice, ++unit) {
-        const std::int64_t n = std::min(slice, rows(s) - row);
-        if (n > 0) {
-          softmax<true>(block, keys, {s * kRows + row, n}, scores(s) + row * kBatchKeys,
-                        p(s) + row * kBatchKeys);
-        }
-        if (unit < score_units) {
-          score_unit(s + 1, unit);
-        } else if (unit < units) {
-          value_unit(s - 1, unit - score_units);
-        }
-      }
+      if (s + 1 < strips) strip_scores(block(s + 1), keys, row(s + 1), scores(s + 1));
+      if (s > 0) strip_values(block(s - 1), keys, row(s - 1), p(s - 1));
+      softmax<true>(block(s), keys, {row(s), std::min(kRows, block_rows - row(s))}, scores(s),
+                    p(s));
     }
-    for (std::int64_t u = 0; u < v_units; ++u) value_unit(strips - 1, u);
+    strip_values(block(strips - 1), keys, row(strips - 1), p(strips - 1));
   }
 
   static void sum_exponentials(RowBlock& block, const KeyBatch& keys) {
