@@ -45,6 +45,10 @@ struct MethodState {
   std::vector<std::int64_t> next_estimate;
   // [batch * q_heads] share of the estimate's mass that the index keeps; auto only.
   std::vector<double> kept_share;
+  // [batch] modalities among the estimated rows, a bit each, and [batch * q_heads] lines of the heads
+  // that are grids, whose index is of the block form and empty; mminference only.
+  std::vector<std::uint8_t> modalities;
+  std::vector<std::vector<GridLines>> lines;
 };
 
 // What a method needs to know beyond the tensors.
@@ -106,6 +110,9 @@ std::string attention_method_names();
 // `given` completed by the method's defaults. Throws InvalidArgument naming an unknown key (with
 // the valid list) or a value outside its range.
 MethodOptions resolve_options(const Method& method, const MethodOptions& given);
+
+// What values an option takes, for a message: "multiples of 64 from 64 to 1024".
+std::string legal_values(const MethodOption& option);
 
 // Parses "key=value" into `options`. Throws InvalidArgument on anything else than a finite number.
 void parse_option(std::string_view text, MethodOptions& options);

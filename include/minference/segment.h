@@ -17,6 +17,17 @@ struct Segment {
   std::int64_t stride = 0;
 };
 
+// Equally spaced tokens of a visual segment: begin, begin + stride, ... below end.
+struct GridLines {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t stride = 1;
+
+  bool contains(std::int64_t token) const {
+    return token >= begin && token < end && (token - begin) % stride == 0;
+  }
+};
+
 // Throws InvalidArgument, naming the segment, its value and what is legal, unless the segments of a
 // prompt of `prompt_tokens` tokens ascend without overlap, none is empty, none leaves the prompt, and
 // strides are 0 or, of visual segments, at most their length.

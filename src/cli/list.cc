@@ -20,8 +20,8 @@ int list() {
       std::printf("    alias: %s\n", alias);
     }
     for (const MethodOption& option : method->options()) {
-      std::printf("      %-16s %s (default %g, %g to %g)\n", option.name.c_str(),
-                  option.help.c_str(), option.default_value, option.min_value, option.max_value);
+      std::printf("      %-16s %s (default %g; %s)\n", option.name.c_str(), option.help.c_str(),
+                  option.default_value, legal_values(option).c_str());
     }
   }
   std::printf("  %-18s llama.cpp's own attention, untouched\n", llama_host::kStock);

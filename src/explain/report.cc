@@ -20,6 +20,14 @@ void print_stages(const ExplainReport& report, std::FILE* out) {
   std::fprintf(out, "%-24s %9.3f\n", "time to first token", report.ttft_seconds);
 }
 
+bool keeps_everything(const AttentionFigures& figures) {
+  for (std::int64_t layer = 0; layer < figures.layers(); ++layer) {
+    const HeadFigures sum = figures.layer(layer);
+    if (sum.steps == 0 || sum.kept_fraction() < 1.0) return false;
+  }
+  return true;
+}
+
 void print_layers(const ExplainReport& report, std::FILE* out) {
   const AttentionFigures& figures = report.figures;
   std::fprintf(out, "\n%5s %7s %9s %9s %6s   %s\n", "layer", "kept %", "recall %", "lowest %",
@@ -96,6 +104,14 @@ void print_report(const ExplainReport& report, std::FILE* out) {
                100.0 * total.kept_fraction(), 100.0 * total.recall());
   for (const std::string& note : report.notes) std::fprintf(out, "note       %s\n", note.c_str());
   print_stages(report, out);
+  if (keeps_everything(report.figures)) {
+    std::fprintf(out, "\nEvery head of the %lld layers computed all of the causal area%s.\n",
+                 shown(report.figures.layers()),
+                 report.method == "dense"
+                     ? ""
+                     : ": the prompt is too short for the method to leave anything out");
+    return;
+  }
   print_layers(report, out);
   print_worst(report, out);
 }

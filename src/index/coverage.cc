@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "attention/precision.h"
@@ -18,6 +19,15 @@ std::int64_t floor_granule(std::int64_t position) {
   return position >= 0 ? position / kRunGranule : -((kRunGranule - 1 - position) / kRunGranule);
 }
 
+// Of a multiple of 4 values.
+double sum_of(const float* values, std::int64_t n) {
+  double lanes[4] = {};  // independent sums
+  for (std::int64_t i = 0; i < n; i += 4) {
+    for (std::int64_t lane = 0; lane < 4; ++lane) lanes[lane] += values[i + lane];
+  }
+  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
 int class_of(float mass, float mean) {
   // Where the sinks took all mass, nothing is left to compare with.
   if (mass <= 0 || !(mass >= 2 * mean)) return 0;
@@ -27,9 +37,13 @@ int class_of(float mass, float mean) {
 // One head on its way through the keys.
 class HeadEstimate {
  public:
-  HeadEstimate(const SequenceGeometry& geometry, std::span<const std::int64_t> rows,
-               MassTable& table)
-      : rows_(static_cast<std::int64_t>(rows.size())), table_(table) {
+  // `lanes` is memory for what finish() sums up.
+  HeadEstimate(const KernelTable& kernels, const SequenceGeometry& geometry,
+               std::span<const std::int64_t> rows, MassTable& table, std::vector<float>& lanes)
+      : kernels_(kernels),
+        rows_(static_cast<std::int64_t>(rows.size())),
+        table_(table),
+        lanes_(lanes) {
     const std::int64_t first = geometry.position(0);
     table.q_len = geometry.q_len;
     table.kv_len = geometry.kv_len;
@@ -39,6 +53,9 @@ class HeadEstimate {
     table.distances = geometry.kv_len / kRunGranule + table.width;
     table.by_distance.assign(MassTable::kClasses * table.distances, 0.0F);
     mean_ = static_cast<float>(rows_) / static_cast<float>(geometry.kv_len);
+    // Zeros of a batch's keys behind a row lie at distances before the first one.
+    before_ = (geometry.q_len + kBatchKeys) / kRunGranule + 1;
+    lanes.assign((before_ + table.distances) * kMaxLanes, 0.0F);
     for (std::int64_t r = 0; r < rows_; ++r) {
       block_granule_[r] = floor_granule(first + rows[r] / kRowBlock * kRowBlock);
     }
@@ -46,37 +63,30 @@ class HeadEstimate {
 
   // Adds a batch of probabilities, n_keys a row, which it overwrites.
   void add_batch(std::int64_t begin, std::int64_t n_keys, float* probabilities) {
-    const auto row_of = [=](std::int64_t r) {
-      return probabilities + r * kProbabilityStride + kMaxLanes;
-    };
-    if (begin == 0) take_sinks(row_of(0));
-    n_keys = std::min(n_keys, table_.kv_len - begin);
+    if (begin == 0) take_sinks(probabilities + kMaxLanes);
     float columns[kBatchKeys] = {};
-    for (std::int64_t r = 0; r < rows_; ++r) {
-      const float* row = row_of(r);
-      for (std::int64_t c = 0; c < n_keys; ++c) columns[c] += row[c];
-    }
-    for (std::int64_t c = 0; c < n_keys; ++c) {
-      table_.total += columns[c];
+    kernels_.add_columns(probabilities, rows_, n_keys, columns);
+    const std::int64_t end = std::min(n_keys, table_.kv_len - begin);
+    table_.total += sum_of(columns, n_keys);
+    for (std::int64_t c = 0; c < end; ++c) {
       const int weight_class =
           begin + c < kRunGranule ? MassTable::kClasses - 1 : class_of(columns[c], mean_);
       if (weight_class == 0) continue;
       table_.columns.push_back({begin + c, columns[c], weight_class});
-      for (std::int64_t r = 0; r < rows_; ++r) {
-        float& mass = row_of(r)[c];
-        add(weight_class, r, begin + c, std::exchange(mass, 0.0F));
-      }
+      take_column(weight_class, begin + c, probabilities + kMaxLanes + c);
     }
-    for (std::int64_t granule = 0; granule < n_keys; granule += kRunGranule) {
-      for (std::int64_t r = 0; r < rows_; ++r) {
-        const float* row = row_of(r) + granule;
-        float lanes[4] = {};
-        // Behind the last key of the sequence stand zeros.
-        for (std::int64_t c = 0; c < kRunGranule; c += 4) {
-          for (std::int64_t lane = 0; lane < 4; ++lane) lanes[lane] += row[c + lane];
-        }
-        add(0, r, begin + granule, lanes[0] + lanes[1] + lanes[2] + lanes[3]);
-      }
+    float* lanes[kTileRows];
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      lanes[r] = lanes_.data() + (before_ + entry(r, begin)) * kMaxLanes;
+    }
+    kernels_.add_granules(probabilities, rows_, n_keys, lanes);
+  }
+
+  // To be called behind the last batch.
+  void finish() {
+    const float* lanes = lanes_.data() + before_ * kMaxLanes;
+    for (std::int64_t i = 0; i < table_.distances; ++i, lanes += kMaxLanes) {
+      table_.by_distance[i] = std::accumulate(lanes, lanes + kMaxLanes, 0.0F);
     }
   }
 
@@ -93,15 +103,27 @@ class HeadEstimate {
     mean_ = static_cast<float>(std::max(left, 0.0) / static_cast<double>(table_.kv_len));
   }
 
-  void add(int weight_class, std::int64_t r, std::int64_t key, float mass) {
-    if (mass == 0.0F) return;
-    const std::int64_t distance = block_granule_[r] - key / kRunGranule;
-    const std::int64_t i = weight_class * table_.distances + distance + table_.width - 1;
-    table_.by_distance[i] += mass;
+  // Moves a key's mass, one probability a row, from class 0 to its own.
+  void take_column(int weight_class, std::int64_t key, float* probabilities) {
+    float* of_class = table_.by_distance.data() + weight_class * table_.distances;
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      const float mass = std::exchange(probabilities[r * kProbabilityStride], 0.0F);
+      if (mass != 0.0F) of_class[entry(r, key)] += mass;
+    }
   }
 
+  // Where a row's mass on the granule of a key belongs, by distance; below 0 for keys behind the row's
+  // block.
+  std::int64_t entry(std::int64_t r, std::int64_t key) const {
+    return block_granule_[r] - key / kRunGranule + table_.width - 1;
+  }
+
+  const KernelTable& kernels_;
   std::int64_t rows_;
   MassTable& table_;
+  // [before_ + distances][kMaxLanes], partial sums of class 0 by distance
+  std::vector<float>& lanes_;
+  std::int64_t before_ = 0;
   float mean_ = 0;                              // mass of a key, expected
   std::int64_t block_granule_[kTileRows] = {};  // granule of the first row of the row's block
 };
@@ -119,6 +141,7 @@ struct Worker {
   VisibleKeys visible;
   std::vector<std::uint64_t> kept;  // [kCheckRows][words]
   MassTable table;
+  std::vector<float> lanes;  // of HeadEstimate
 
   Worker(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
       : probabilities(kernels, input, params) {}
@@ -135,21 +158,10 @@ double kept_share(const PackedKeys& packed, std::int64_t b, std::int64_t h, cons
   for (std::size_t r = 0; r < rows.size(); ++r) {
     worker.visible.mark_row(geometry, &head, rows[r], worker.kept.data() + r * words);
   }
-  double total = 0;
-  double kept = 0;
-  worker.probabilities.visit_rows(
-      packed, b, h, rows, [&](std::int64_t begin, std::int64_t n_keys, const float* p) {
-        const std::int64_t end = std::min(begin + n_keys, geometry.kv_len);
-        for (std::size_t r = 0; r < rows.size(); ++r) {
-          const float* row = p + r * kProbabilityStride + kMaxLanes - begin;
-          const std::uint64_t* bits = worker.kept.data() + r * words;
-          for (std::int64_t key = std::max(begin, MassTable::kSinks); key < end; ++key) {
-            total += row[key];
-            if ((bits[key / 64] >> (key % 64) & 1) != 0) kept += row[key];
-          }
-        }
-      });
-  return total > 0 ? kept / total : 1.0;
+  const RowProbabilities::Split mass = worker.probabilities.split_rows(
+      packed, b, h, rows, MassTable::kSinks, worker.kept.data(), words);
+  const double total = mass.inside + mass.outside;
+  return total > 0 ? mass.inside / total : 1.0;
 }
 
 }  // namespace
@@ -173,12 +185,13 @@ void estimate_coverage(const AttentionInput& input, const AttentionParams& param
     table.h = h;
     const SequenceGeometry& geometry = packed.geometry()[b];
     const std::vector<std::int64_t> sampled = spread_rows(geometry.q_len, rows);
-    HeadEstimate estimate(geometry, sampled, table);
+    HeadEstimate estimate(kernels, geometry, sampled, table, worker.lanes);
     worker.probabilities.visit_rows(packed, b, h, sampled,
                                     [&](std::int64_t begin, std::int64_t n_keys, float* p) {
                                       estimate.add_batch(begin, n_keys, p);
                                     });
     kernels.leave();
+    estimate.finish();
     consume(table);
   });
 }

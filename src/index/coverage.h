@@ -50,7 +50,7 @@ struct MassTable {
 };
 
 // Rows of a chunk that judge an index from an earlier one.
-inline constexpr std::int64_t kCheckRows = 4;
+inline constexpr std::int64_t kCheckRows = 8;
 
 // A head's index from an earlier chunk, and the share of the mass, sinks apart, that it has to keep.
 struct KnownIndex {

@@ -1,7 +1,8 @@
 #include "index/covering.h"
 
 #include <algorithm>
-#include <utility>
+
+#include "index/top_k.h"
 
 namespace minference {
 namespace {
@@ -43,10 +44,12 @@ class Distances {
         masses_(masses_by_distance(table, least_class)),
         keys_(keys),
         kept_(table.distances, 0) {
+    std::vector<float> density(table.distances);
     for (std::int64_t i = 0; i < table.distances; ++i) {
-      if (masses_[i] > 0.0) ranked_.emplace_back(-masses_[i] / std::max(keys[i], 1e-3), i);
+      density[i] = static_cast<float>(masses_[i] / std::max(keys[i], 1e-3));
     }
-    std::sort(ranked_.begin(), ranked_.end());
+    ranked_ = descending(density);
+    while (!ranked_.empty() && !(masses_[ranked_.back()] > 0.0)) ranked_.pop_back();
     const std::int64_t local = std::min(table.width + kLocalGranules, table.distances);
     for (std::int64_t i = 0; i < local; ++i) take(i);
   }
@@ -54,19 +57,20 @@ class Distances {
   // Takes the distance that holds most for its keys and, where it has too few kept neighbours for a
   // run, the heavier of those beside. False when there is none with mass.
   bool take_next() {
-    while (taken_ < size(ranked_) && kept_[ranked_[taken_].second] != 0) ++taken_;
+    while (taken_ < size(ranked_) && kept_[ranked_[taken_]] != 0) ++taken_;
     if (taken_ == size(ranked_)) return false;
-    const std::int64_t i = ranked_[taken_++].second;
+    const std::int64_t i = ranked_[taken_++];
     take(i);
     std::int64_t first = i;
     std::int64_t last = i;
+    const auto short_of_a_run = [&] { return last - first + 1 < width_; };
     const auto extend = [&] {
-      while (first > 0 && kept_[first - 1] != 0) --first;
-      while (last + 1 < size(kept_) && kept_[last + 1] != 0) ++last;
+      while (short_of_a_run() && first > 0 && kept_[first - 1] != 0) --first;
+      while (short_of_a_run() && last + 1 < size(kept_) && kept_[last + 1] != 0) ++last;
     };
     extend();
     // What reaches the first distance holds the local ones, which are enough.
-    while (last - first + 1 < width_) {
+    while (short_of_a_run()) {
       const bool after = last + 1 < size(kept_) && masses_[last + 1] >= masses_[first - 1];
       take(after ? last + 1 : first - 1);
       extend();
@@ -95,7 +99,8 @@ class Distances {
   std::vector<double> masses_;
   const std::vector<double>& keys_;
   std::vector<std::uint8_t> kept_;
-  std::vector<std::pair<double, std::int64_t>> ranked_;  // mass for keys, negative, and distance
+  std::vector<std::int64_t>
+      ranked_;  // distances with mass, those first that hold most for their keys
   std::int64_t taken_ = 0;
   double mass_ = 0;
   double run_keys_ = 0;

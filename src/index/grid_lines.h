@@ -6,19 +6,9 @@
 #include <span>
 
 #include "index/last_q.h"
+#include "minference/segment.h"
 
 namespace minference {
-
-// Tokens begin, begin + stride, ... below end.
-struct GridLines {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t stride = 1;
-
-  bool contains(std::int64_t token) const {
-    return token >= begin && token < end && (token - begin) % stride == 0;
-  }
-};
 
 struct GridSearch {
   std::int64_t min_stride = 1;

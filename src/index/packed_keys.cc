@@ -94,20 +94,26 @@ void PackedKeys::pack(std::int64_t head, std::int64_t tile) {
   const std::int64_t count = std::min(kTileKeys, cells(kv_len) - first);
   const RowSource source(input_, input_.k, b, head % input_.k.heads());
   const void* rows[kTileKeys];
-  // Phases jump through memory, so the tile is asked for in order before.
-  for (std::int64_t key = first * stride_; stride_ > 1 && key < (first + count) * stride_; ++key) {
-    if (key < kv_len) __builtin_prefetch(source.row(key));
-  }
-  for (std::int64_t phase = 0; phase < stride_; ++phase) {
-    std::byte* to = packed_[head].data() + (tile * stride_ + phase) * kTileKeys * key_bytes_;
-    // The last cell may lack this phase: nothing is added for it, as for the cells behind it.
-    const bool whole = (first + count - 1) * stride_ + phase < kv_len;
-    const std::int64_t n = whole ? count : count - 1;
-    for (std::int64_t c = 0; c < n; ++c) rows[c] = source.row((first + c) * stride_ + phase);
-    if (round_up(n, kKeyGranule) < round_up(count, kKeyGranule)) {
-      std::fill(to, to + kTileKeys * key_bytes_, std::byte{0});
+  // A granule of cells at a time: phases jump through memory, and what they jump through is asked for in
+  // order before and fits the first-level cache.
+  for (std::int64_t cell = 0; cell < count; cell += kKeyGranule) {
+    const std::int64_t n_cells = std::min(kKeyGranule, count - cell);
+    const std::int64_t begin = (first + cell) * stride_;
+    const std::int64_t end = std::min(begin + n_cells * stride_, kv_len);
+    for (std::int64_t key = begin; key < end; key += kTileKeys) {
+      const std::int64_t n = std::min(kTileKeys, end - key);
+      source.rows(key, n, rows);
+      source.prefetch(rows, n);
     }
-    kernels_.pack_keys(rows, input_.k.dtype, n, input_.k.dim(), dim_, to);
+    for (std::int64_t phase = 0; phase < stride_; ++phase) {
+      std::byte* to =
+          packed_[head].data() + ((tile * stride_ + phase) * kTileKeys + cell) * key_bytes_;
+      // The last cell may lack this phase: nothing is added for it, as for the cells behind it.
+      const std::int64_t n = begin + (n_cells - 1) * stride_ + phase < end ? n_cells : n_cells - 1;
+      for (std::int64_t c = 0; c < n; ++c) rows[c] = source.row(begin + c * stride_ + phase);
+      if (n == 0) std::fill_n(to, kKeyGranule * key_bytes_, std::byte{0});
+      kernels_.pack_keys(rows, input_.k.dtype, n, input_.k.dim(), dim_, to);
+    }
   }
 }
 

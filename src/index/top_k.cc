@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <numeric>
+#include <utility>
 
 namespace minference {
 namespace {
@@ -57,6 +59,32 @@ std::vector<std::int64_t> top_k(std::span<const float> values, std::int64_t k) {
     const std::uint32_t value = rank(values[i]);
     if (value > threshold || (value == threshold && ties-- > 0)) positions.push_back(i);
   }
+  return positions;
+}
+
+std::vector<std::int64_t> descending(std::span<const float> values) {
+  // Radix sort, from the lowest digit of the inverted ranks on.
+  struct Entry {
+    std::uint32_t key;
+    std::uint32_t position;
+  };
+  constexpr int kBits = 11;
+  constexpr std::uint32_t kMask = (1U << kBits) - 1;
+  std::vector<Entry> entries(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    entries[i] = {~rank(values[i]), static_cast<std::uint32_t>(i)};
+  }
+  std::vector<Entry> sorted(values.size());
+  for (int shift = 0; shift < 32; shift += kBits) {
+    std::array<std::uint32_t, 1U << kBits> begin{};
+    for (const Entry& entry : entries) ++begin[entry.key >> shift & kMask];
+    std::exclusive_scan(begin.begin(), begin.end(), begin.begin(), 0U);
+    for (const Entry& entry : entries) sorted[begin[entry.key >> shift & kMask]++] = entry;
+    std::swap(entries, sorted);
+  }
+  std::vector<std::int64_t> positions(values.size());
+  std::transform(entries.begin(), entries.end(), positions.begin(),
+                 [](const Entry& entry) { return std::int64_t{entry.position}; });
   return positions;
 }
 

@@ -27,13 +27,6 @@ bool fits(const MethodOption& option, double value) {
          (option.divisor_of == 0 || std::fmod(static_cast<double>(option.divisor_of), value) == 0);
 }
 
-std::string legal_numbers(const MethodOption& option) {
-  if (!option.integer) return "numbers";
-  if (option.divisor_of != 0) return "divisors of " + std::to_string(option.divisor_of);
-  if (option.multiple_of != 1) return "multiples of " + std::to_string(option.multiple_of);
-  return "whole numbers";
-}
-
 }  // namespace
 
 const std::vector<const Method*>& attention_methods() {
@@ -96,12 +89,19 @@ MethodOptions resolve_options(const Method& method, const MethodOptions& given) 
     const double value = resolved[option.name];
     if (!(value >= option.min_value && value <= option.max_value) || !fits(option, value)) {
       throw InvalidArgument("option " + option.name + " of method " + method.name() + " is " +
-                            format_number(value) + "; legal: " + legal_numbers(option) + " from " +
-                            format_number(option.min_value) + " to " +
-                            format_number(option.max_value));
+                            format_number(value) + "; legal: " + legal_values(option));
     }
   }
   return resolved;
+}
+
+std::string legal_values(const MethodOption& option) {
+  std::string kind = "whole numbers";
+  if (!option.integer) kind = "numbers";
+  if (option.multiple_of != 1) kind = "multiples of " + std::to_string(option.multiple_of);
+  if (option.divisor_of != 0) kind = "divisors of " + std::to_string(option.divisor_of);
+  return kind + " from " + format_number(option.min_value) + " to " +
+         format_number(option.max_value);
 }
 
 void parse_option(std::string_view text, MethodOptions& options) {

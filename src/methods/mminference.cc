@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "index/block_grid.h"
 #include "index/grid_lines.h"
@@ -15,6 +16,7 @@
 #include "methods/head_rules.h"
 #include "methods/method_table.h"
 #include "methods/modalities.h"
+#include "methods/shared_estimate.h"
 #include "minference/error.h"
 
 namespace minference {
@@ -31,6 +33,7 @@ struct Rule {
   GridSearch search;
   double grid_share = 0;
   double min_gain = 0;
+  std::int64_t estimate_every = 0;
 
   explicit Rule(const MethodOptions& options)
       : kind(static_cast<Kind>(whole_option(options, "kind"))),
@@ -41,7 +44,8 @@ struct Rule {
         search{whole_option(options, "min_stride"), whole_option(options, "max_stride"),
                whole_option(options, "fold_columns")},
         grid_share(options.at("grid_share")),
-        min_gain(options.at("min_gain")) {
+        min_gain(options.at("min_gain")),
+        estimate_every(whole_option(options, "estimate_every")) {
     if (search.max_stride < search.min_stride) {
       throw InvalidArgument("option max_stride of method mminference is " +
                             std::to_string(search.max_stride) + "; legal: min_stride, " +
@@ -55,6 +59,7 @@ struct Sequence {
   SequenceGeometry geometry;
   Modalities modalities;
   EstimatePlan plan;
+  std::uint8_t among_rows = 0;  // as Modalities has it, where it matters
   // Places in plan.samples: the last rows of text, of visual tokens, of the chunk.
   std::optional<std::size_t> text;
   std::optional<std::size_t> visual;
@@ -67,6 +72,7 @@ struct Sequence {
       last = add({geometry.q_len - std::min(kLastQ, geometry.q_len), geometry.q_len});
     }
     if (kind == Kind::kVerticalSlash) return;
+    among_rows = modalities.among_rows(geometry);
     // Without visual rows a grid head has no sample and is dense: rows of text see everything.
     visual = add(modalities.last_rows(geometry, Modality::kVisual, kLastQ));
     if (kind == Kind::kGrid) return;
@@ -114,19 +120,28 @@ std::vector<std::int64_t> heaviest(std::span<const float> mass, std::int64_t for
   return kept;
 }
 
-// One head of one sequence with visual tokens.
-class HeadBuilder {
+// Keys that all rows of a grid head see: the reference's sink reaches to the first visual token.
+std::int64_t initial_keys(const Rule& rule, const Sequence& sequence) {
+  return std::max(rule.n_init, sequence.modalities.visual().front().begin);
+}
+
+// What the estimates of one head of a sequence with visual tokens say: columns and offsets, or, of the
+// block form and empty, a grid with its lines.
+class HeadEstimate {
  public:
-  HeadBuilder(const Rule& rule, const Sequence& sequence, std::span<const LastQEstimate> estimates)
+  HeadEstimate(const Rule& rule, const Sequence& sequence, std::span<const LastQEstimate> estimates)
       : rule_(rule), sequence_(sequence), estimates_(estimates) {}
 
-  HeadIndex build(std::int64_t q_tokens) {
+  HeadIndex head(std::vector<GridLines>& lines) {
     Kind kind = rule_.kind;
     if (kind == Kind::kAuto || kind == Kind::kGrid) find_lines();
     if (kind == Kind::kAuto) kind = choose();
     if (kind == Kind::kGrid) {
-      return lines_.empty() ? diagonal_head(of_group(estimates_[*sequence_.visual]))
-                            : grid_head(q_tokens);
+      if (lines_.empty()) return diagonal_head(of_group(estimates_[*sequence_.visual]));
+      lines = lines_;
+      HeadIndex grid;
+      grid.kind = HeadIndex::Kind::kBlock;
+      return grid;
     }
     if (kind == Kind::kVerticalSlash) return diagonal_head(of_group(estimates_[*sequence_.last]));
     Sets sets;
@@ -170,13 +185,12 @@ class HeadBuilder {
                                         heaviest(group.apart, kForcedOffsets, rule_.slash))};
   }
 
-  HeadIndex diagonal_head(Sets sets) const {
+  static HeadIndex diagonal_head(Sets sets) {
     HeadIndex head;
     head.kind = HeadIndex::Kind::kDiagonal;
     head.columns = std::move(sets.columns);
     head.runs = runs_of(sets.offsets);
-    return dense_where_cheaper(std::move(head), sequence_.geometry.q_len,
-                               sequence_.geometry.kv_len);
+    return head;
   }
 
   // The coarsest kind that serves the estimates: a grid where lines hold the mass, otherwise each
@@ -208,10 +222,6 @@ class HeadBuilder {
   std::int64_t sampled_position() const {
     return sequence_.geometry.position(sequence_.plan.samples[*sequence_.visual].begin);
   }
-  // Keys that all rows of a grid head see: the reference's sink reaches to the first visual token.
-  std::int64_t initial() const {
-    return std::max(rule_.n_init, sequence_.modalities.visual().front().begin);
-  }
 
   // Sinks and the local window are heavy everywhere, and would hide the lines.
   void find_lines() {
@@ -230,7 +240,7 @@ class HeadBuilder {
   bool lines_hold_the_mass() const {
     if (lines_.empty()) return false;
     const std::span<const float> columns = estimates_[*sequence_.visual].columns;
-    const std::int64_t begin = initial();
+    const std::int64_t begin = initial_keys(rule_, sequence_);
     const std::int64_t end = sampled_position() - rule_.n_local + 1;
     double outside = 0.0;
     double on_lines = 0.0;
@@ -243,48 +253,59 @@ class HeadBuilder {
     return outside > 0.0 && on_lines >= rule_.grid_share * outside;
   }
 
-  // Whether a row sees every key: text, and rows on a line.
-  bool sees_all(std::int64_t row) const {
-    const std::int64_t position = sequence_.geometry.position(row);
-    if (position < 0) return false;
-    return !sequence_.modalities.is_visual(position) ||
-           std::any_of(lines_.begin(), lines_.end(),
-                       [=](const GridLines& lines) { return lines.contains(position); });
-  }
-
-  // In whole blocks: a block of rows keeps what any of its rows does.
-  HeadIndex grid_head(std::int64_t q_tokens) const {
-    const SequenceGeometry& geometry = sequence_.geometry;
-    const BlockGrid grid(geometry, kKeyBlock);
-    std::vector<std::uint8_t> everywhere(grid.key_blocks(), 0);
-    const std::int64_t initial_blocks = (initial() + kKeyBlock - 1) / kKeyBlock;
-    std::fill_n(everywhere.begin(), std::min(initial_blocks, grid.key_blocks()), 1);
-    for (const GridLines& lines : lines_) {
-      for (std::int64_t key = lines.begin; key < lines.end; key += lines.stride) {
-        everywhere[key / kKeyBlock] = 1;
-      }
-    }
-    std::vector<std::vector<std::int64_t>> kept(grid.row_blocks());
-    for (std::int64_t m = 0; m < grid.row_blocks(); ++m) {
-      const std::int64_t first = grid.first_row(m);
-      const std::int64_t end = grid.end_row(m);
-      bool all = false;
-      for (std::int64_t row = first; row < end; ++row) all = all || sees_all(row);
-      const BlockGrid::Range visible = grid.visible(m);
-      const BlockGrid::Range local = grid.at_positions(
-          m, geometry.position(first) - rule_.n_local + 1, geometry.position(end - 1));
-      for (std::int64_t n = visible.begin; n < visible.end; ++n) {
-        if (all || everywhere[n] != 0 || local.contains(n)) kept[m].push_back(n);
-      }
-    }
-    return block_head(grid, q_tokens, kept);
-  }
-
   const Rule& rule_;
   const Sequence& sequence_;
   std::span<const LastQEstimate> estimates_;
   std::vector<GridLines> lines_;
 };
+
+// Whether a row sees every key of a grid head: text, and rows on a line.
+bool sees_all(const Sequence& sequence, std::span<const GridLines> lines, std::int64_t row) {
+  const std::int64_t position = sequence.geometry.position(row);
+  if (position < 0) return false;
+  return !sequence.modalities.is_visual(position) ||
+         std::any_of(lines.begin(), lines.end(),
+                     [=](const GridLines& one) { return one.contains(position); });
+}
+
+// Lines that were found in earlier tokens of their segments go on to what is there now.
+std::vector<GridLines> prolonged(const Sequence& sequence, std::vector<GridLines> lines) {
+  for (GridLines& one : lines) {
+    for (const Segment& segment : sequence.modalities.visual()) {
+      if (segment.begin <= one.begin && one.begin < segment.end) one.end = segment.end;
+    }
+  }
+  return lines;
+}
+
+// In whole blocks: a block of rows keeps what any of its rows does.
+HeadIndex grid_head(const Rule& rule, const Sequence& sequence, std::span<const GridLines> lines,
+                    std::int64_t q_tokens) {
+  const SequenceGeometry& geometry = sequence.geometry;
+  const BlockGrid grid(geometry, kKeyBlock);
+  std::vector<std::uint8_t> everywhere(grid.key_blocks(), 0);
+  const std::int64_t initial_blocks = (initial_keys(rule, sequence) + kKeyBlock - 1) / kKeyBlock;
+  std::fill_n(everywhere.begin(), std::min(initial_blocks, grid.key_blocks()), 1);
+  for (const GridLines& one : lines) {
+    for (std::int64_t key = one.begin; key < one.end; key += one.stride) {
+      everywhere[key / kKeyBlock] = 1;
+    }
+  }
+  std::vector<std::vector<std::int64_t>> kept(grid.row_blocks());
+  for (std::int64_t m = 0; m < grid.row_blocks(); ++m) {
+    const std::int64_t first = grid.first_row(m);
+    const std::int64_t end = grid.end_row(m);
+    bool all = false;
+    for (std::int64_t row = first; row < end; ++row) all = all || sees_all(sequence, lines, row);
+    const BlockGrid::Range visible = grid.visible(m);
+    const BlockGrid::Range local = grid.at_positions(m, geometry.position(first) - rule.n_local + 1,
+                                                     geometry.position(end - 1));
+    for (std::int64_t n = visible.begin; n < visible.end; ++n) {
+      if (all || everywhere[n] != 0 || local.contains(n)) kept[m].push_back(n);
+    }
+  }
+  return block_head(grid, q_tokens, kept);
+}
 
 // The segments of sequence b, checked.
 std::span<const Segment> segments_of(const AttentionInput& input, const AttentionParams& params,
@@ -324,7 +345,8 @@ class MMInferenceMethod final : public Method {
         {"grid_share", "auto: share of the mass outside the A-shape that the lines of a grid hold",
          0.8, 0, 1, false},
         {"min_gain", "auto: share of a modality's mass for which a boundary is respected", 0.05, 0,
-         1, false}};
+         1, false},
+        estimate_every_option()};
   }
 
   // Of prompts of text alone, which are those of vertical_slash.
@@ -350,27 +372,47 @@ class MMInferenceMethod final : public Method {
     const Rule rule(options);
     SparseIndex index = dense_method().build_index(input, params, {}, {});
     std::vector<Sequence> sequences;
+    std::vector<SequenceGeometry> geometry;
     std::vector<EstimatePlan> plans;
     std::vector<std::uint8_t> wanted;
     for (std::int64_t b = 0; b < index.batch; ++b) {
-      const SequenceGeometry geometry(input, params, b);
+      geometry.emplace_back(input, params, b);
       const Sequence& sequence =
-          sequences.emplace_back(rule, geometry, segments_of(input, params, context, b));
+          sequences.emplace_back(rule, geometry[b], segments_of(input, params, context, b));
       plans.push_back(sequence.plan);
       const bool grid = rule.kind == Kind::kGrid && sequence.has_visual();
-      const bool all = budgets_cover_all(rule.vertical, rule.slash, geometry.kv_len);
+      const bool all = budgets_cover_all(rule.vertical, rule.slash, geometry[b].kv_len);
       wanted.insert(wanted.end(), index.q_heads, all && !grid ? 0 : 1);
     }
-    estimate_samples(input, params, plans, wanted, [&](std::span<const LastQEstimate> estimates) {
+    SharedEstimate shared(input, context, index, geometry, rule.estimate_every);
+    MethodState& state = shared.state();
+    state.modalities.resize(index.batch);
+    state.lines.resize(index.heads.size());
+    for (std::int64_t b = 0; b < index.batch; ++b) {
+      // An estimate knows nothing about rows of another modality.
+      if (state.modalities[b] != sequences[b].among_rows) shared.forget(b);
+      state.modalities[b] = sequences[b].among_rows;
+    }
+    const auto remember = [&](std::span<const LastQEstimate> estimates) {
       const LastQEstimate& first = estimates.front();
       const Sequence& sequence = sequences[first.b];
-      HeadIndex& head = index.head(first.b, first.h);
       if (sequence.has_visual() && rule.kind != Kind::kVerticalSlash) {
-        head = HeadBuilder(rule, sequence, estimates).build(input.q.tokens());
+        shared.head(first.b, first.h) = HeadEstimate(rule, sequence, estimates)
+                                            .head(state.lines[first.b * index.q_heads + first.h]);
       } else {
-        head = dense_where_cheaper(vertical_slash_sets(first, rule.vertical, rule.slash),
-                                   sequence.geometry.q_len, sequence.geometry.kv_len);
+        shared.head(first.b, first.h) = vertical_slash_sets(first, rule.vertical, rule.slash);
       }
+    };
+    estimate_samples(input, params, plans, shared.renew(wanted), remember);
+    const auto heads = static_cast<std::int64_t>(index.heads.size());
+    parallel_for(heads, params.threads, [&](std::int64_t i, int) {
+      const std::int64_t b = i / index.q_heads;
+      const HeadIndex& remembered = shared.head(b, i % index.q_heads);
+      if (wanted[i] == 0) return;
+      index.heads[i] = remembered.kind == HeadIndex::Kind::kBlock
+                           ? grid_head(rule, sequences[b], prolonged(sequences[b], state.lines[i]),
+                                       input.q.tokens())
+                           : dense_where_cheaper(remembered, geometry[b].q_len, geometry[b].kv_len);
     });
     index.build_seconds = watch.seconds();
     return index;

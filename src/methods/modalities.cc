@@ -23,6 +23,16 @@ bool Modalities::is_visual(std::int64_t position) const {
   return run != runs_.end() && run->begin <= position;
 }
 
+std::uint8_t Modalities::among_rows(const SequenceGeometry& geometry) const {
+  const std::int64_t begin = std::max<std::int64_t>(geometry.position(0), 0);
+  std::int64_t visual = 0;
+  for (const TokenRange& run : runs_) {
+    visual += std::max<std::int64_t>(run.end - std::max(run.begin, begin), 0);
+  }
+  const bool text = visual < geometry.kv_len - begin;
+  return static_cast<std::uint8_t>((text ? 1 : 0) | (visual > 0 ? 2 : 0));
+}
+
 TokenRange Modalities::last_rows(const SequenceGeometry& geometry, Modality modality,
                                  std::int64_t count) const {
   const bool visual = modality == Modality::kVisual;

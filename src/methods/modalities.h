@@ -21,6 +21,8 @@ class Modalities {
   // Runs of visual tokens, ascending; segments that touch are one run.
   const std::vector<TokenRange>& visual_runs() const { return runs_; }
   bool is_visual(std::int64_t position) const;
+  // Modalities among the chunk's rows, bit 0 text, bit 1 visual.
+  std::uint8_t among_rows(const SequenceGeometry& geometry) const;
 
   // The last rows, `count` at most, of the last run of rows of this modality in the chunk; empty
   // when it has none. Rows before the sequence's first token belong to none.

@@ -39,6 +39,12 @@ class SharedEstimate {
   // of what was estimated begin another prompt, which needs an estimate of its own.
   std::vector<std::uint8_t> renew(std::span<const std::uint8_t> needed);
 
+  // Makes renew() estimate a sequence anew.
+  void forget(std::int64_t b) { state_->kv_lens[b] = 0; }
+
+  // Where it is all kept.
+  MethodState& state() { return *state_; }
+
   // What is remembered of a head; dense: nothing. renew()ed ones are to be written.
   HeadIndex& head(std::int64_t b, std::int64_t h) { return state_->index.head(b, h); }
 

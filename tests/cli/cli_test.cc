@@ -32,9 +32,11 @@ TEST(Cli, HelpAndVersion) {
 TEST(Cli, ListNamesMethodsAndDefaults) {
   const ProcessResult result = run_cli({"list"});
   EXPECT_EQ(result.exit_code, 0);
-  for (const char* word : {"vertical_slash", "a_shape", "minference", "dense", "stock",
-                           "vertical_size", "default 1000", "tri_shape", "static", "alias: strided",
-                           "inf_llm", "mminference", "exc_block_size"}) {
+  for (const char* word :
+       {"vertical_slash", "a_shape", "minference", "dense", "stock", "vertical_size",
+        "default 1000", "tri_shape", "static", "alias: strided", "inf_llm", "mminference",
+        "exc_block_size", "default 512; multiples of 64 from 64 to 16384",
+        "default 8; divisors of 64 from 1 to 64"}) {
     EXPECT_NE(result.out.find(word), std::string::npos) << word;
   }
 }

@@ -156,6 +156,17 @@ TEST_F(Explain, PrintsTables) {
   EXPECT_FALSE(fs::exists(folder_));
 }
 
+TEST_F(Explain, SaysInASentenceThatNothingIsLeftOut) {
+  const std::string prompt = temporary_file("short.txt", cli_text(2500));
+  const ProcessResult result = run_cli({"explain", "-m", cli_model(), "-f", prompt, "--text"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("Every head of the 30 layers computed all of the causal area: the "
+                            "prompt is too short"),
+            std::string::npos)
+      << result.out;
+  EXPECT_EQ(result.out.find("lowest recall"), std::string::npos) << result.out;
+}
+
 TEST_F(Explain, NamesThePatternsOfAFile) {
   std::string file;
   for (int layer = 0; layer < 30; ++layer) {

@@ -274,6 +274,84 @@ TEST(MMInference, OneModalityOfQueriesIsOneGroup) {
   }
 }
 
+bool same_keys(const HeadIndex& a, const HeadIndex& b) {
+  return a.kind == b.kind && a.columns == b.columns && a.block_begin == b.block_begin &&
+         a.block_ids == b.block_ids;
+}
+
+// An estimate serves the next chunks, until their rows are of other modalities.
+TEST(MMInference, ChunksShareAnEstimate) {
+  const Problem problem = make_problem(prompt(2400, 0));
+  const std::vector<Segment> segments = {visual(300, 2000)};
+  const std::vector<std::span<const Segment>> spans = {segments};
+  const Method& method = find_method("mminference");
+  const auto chunk = [&](int kind, std::int64_t begin, std::int64_t end, MethodState* state) {
+    MethodContext context;
+    context.segments = spans;
+    context.state = state;
+    const std::vector<std::int64_t> rows_after = {2400 - end};
+    context.rows_after = rows_after;
+    return method.build_index(part_of(problem.input(), 0, begin, end - begin, end), problem.params,
+                              resolve_options(method, options_of(small(kind))), context);
+  };
+  for (const int kind : {2, 3}) {
+    MethodState state;
+    chunk(kind, 0, 1000, &state);
+    const SparseIndex first = chunk(kind, 1000, 1200, &state);
+    // The same rows' modalities: the columns of the estimate, none of the chunk's own.
+    const SparseIndex shared = chunk(kind, 1200, 1300, &state);
+    EXPECT_EQ(state.kv_lens[0], 1200);
+    EXPECT_TRUE(same_keys(shared.head(0, 0), first.head(0, 0))) << kind;
+    // Text again, the prompt's last rows.
+    EXPECT_TRUE(same_keys(chunk(kind, 2200, 2400, &state).head(0, 0),
+                          chunk(kind, 2200, 2400, nullptr).head(0, 0)));
+  }
+  // Text begins before the estimate is old.
+  MethodState state;
+  chunk(2, 1000, 1900, &state);
+  chunk(2, 1900, 2050, &state);
+  EXPECT_EQ(state.kv_lens[0], 2050);
+}
+
+// The lines of a grid go on in the tokens that have come since they were found.
+TEST(MMInference, LinesGoOnInLaterChunks) {
+  const Case c = prompt(2400, 0);
+  Problem problem = make_problem(c);
+  for (std::int64_t t = 0; t < c.q_len; ++t) {
+    for (std::int64_t h = 0; h < c.q_heads; ++h) problem.q.set(0, t, h, 0, 4);
+    problem.k.set(0, t, 0, 0, t >= 100 && (t - 100) % 250 == 70 ? 30.0F : 0.0F);
+  }
+  const std::vector<Segment> segments = {visual(100, 2400)};
+  const std::vector<std::span<const Segment>> spans = {segments};
+  const Method& method = find_method("mminference");
+  MethodState state;
+  const auto chunk = [&](std::int64_t begin, std::int64_t end) {
+    MethodContext context;
+    context.segments = spans;
+    context.state = &state;
+    const std::vector<std::int64_t> rows_after = {2400 - end};
+    context.rows_after = rows_after;
+    return method.build_index(part_of(problem.input(), 0, begin, end - begin, end), problem.params,
+                              resolve_options(method, options_of(small(1))), context);
+  };
+  chunk(640, 1920);
+  ASSERT_EQ(state.lines[0].size(), 1U);
+  EXPECT_EQ(state.lines[0][0].stride, 250);
+  const SparseIndex later = chunk(1920, 2304);
+  EXPECT_EQ(state.kv_lens[0], 1920);
+  // Token 1920 is on a line, and 2170, which the earlier chunk had not seen. Of the rows of block 5,
+  // from 2240 on, none is on one; their window begins at 2141.
+  const HeadIndex& head = later.head(0, 0);
+  ASSERT_EQ(head.kind, HeadIndex::Kind::kBlock);
+  const auto keeps = [&](std::int64_t block, std::int64_t key) {
+    const auto end = head.block_ids.begin() + head.block_begin[block + 1];
+    return std::find(head.block_ids.begin() + head.block_begin[block], end, key / 64) != end;
+  };
+  EXPECT_TRUE(keeps(5, 1920));
+  EXPECT_TRUE(keeps(5, 170));
+  EXPECT_FALSE(keeps(5, 1850));
+}
+
 TEST(MMInference, AttentionOverTheIndexMatchesTheReference) {
   const Case c = prompt(500, 700);
   const Problem problem = make_problem(c);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -55,6 +56,23 @@ TEST(TopK, AgreesWithAStableSort) {
     std::sort(expected.begin(), expected.end());
     EXPECT_EQ(top_k(values, k), expected);
   }
+}
+
+TEST(Descending, IsAStableSort) {
+  std::mt19937 random(12);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<float> values(random() % 200);
+    for (float& value : values) {
+      value = std::ldexp(static_cast<float>(random() % 20) - 9, static_cast<int>(random() % 60));
+    }
+    Positions expected(values.size());
+    std::iota(expected.begin(), expected.end(), 0);
+    std::stable_sort(expected.begin(), expected.end(),
+                     [&](std::int64_t a, std::int64_t b) { return values[a] > values[b]; });
+    EXPECT_EQ(descending(values), expected);
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(descending(std::vector<float>{nan, -0.0F, 0.0F, -1, 2}), (Positions{4, 1, 2, 3, 0}));
 }
 
 constexpr std::int64_t kNoLimit = 1000;

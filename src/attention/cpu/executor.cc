@@ -199,21 +199,24 @@ class Execution {
   }
 
   void pack(const PackTask& task) const {
-    const void* rows[kTileKeys];
     const std::int64_t key_bytes = dim_ * kernels_.element_size;
     const std::int64_t value_bytes = v_dim_ * kernels_.element_size;
-    const auto addresses = [&](const TensorView& tensor) {
+    const void* keys[kTileKeys];
+    const void* values[kTileKeys];
+    const auto addresses = [&](const TensorView& tensor, const void** rows) {
       const RowSource source(input_, tensor, task.b, task.kv_head);
       if (task.columns != nullptr) {
         source.gather(task.columns + task.begin, task.count, rows);
       } else {
         source.rows(task.begin, task.count, rows);
       }
-      return rows;
+      source.prefetch(rows, task.count);
     };
-    kernels_.pack_keys(addresses(input_.k), input_.k.dtype, task.count, input_.k.dim(), dim_,
+    addresses(input_.k, keys);
+    addresses(input_.v, values);
+    kernels_.pack_keys(keys, input_.k.dtype, task.count, input_.k.dim(), dim_,
                        task.to->keys.data() + task.begin * key_bytes);
-    kernels_.pack_values(addresses(input_.v), input_.v.dtype, task.count, input_.v.dim(), v_dim_,
+    kernels_.pack_values(values, input_.v.dtype, task.count, input_.v.dim(), v_dim_,
                          task.to->values.data() + task.begin * value_bytes);
   }
 

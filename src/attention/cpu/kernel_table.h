@@ -133,7 +133,14 @@ struct KernelTable {
   void (*exponentials)(RowBlock& block, const KeyBatch& keys,
                        float (*group_sums)[kBatchKeys / kMaxLanes]);
   // Adds probabilities() of a batch of n_keys, a multiple of 32, to its column sums,
-  // column_sums[c] += p[r][c], and to its diagonal sums, diagonal_sums[c - r] += p[r][c] for c - r from
+  // column_sums[c] += p[r][c].
+  void (*add_columns)(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
+                      float* column_sums);
+  // Adds row r's keys of each granule to kMaxLanes partial sums: those of the first granule stand at
+  // lanes[r], those of the next before them.
+  void (*add_granules)(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
+                       float* const* lanes);
+  // As add_columns(); also to the diagonal sums, diagonal_sums[c - r] += p[r][c] for c - r from
   // 1 - rows to n_keys - 1; up to kMaxLanes - 1 sums behind those are rewritten unchanged.
   void (*add_sums)(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
                    float* column_sums, float* diagonal_sums);

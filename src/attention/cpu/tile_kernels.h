@@ -491,8 +491,8 @@ struct TileKernels {
     }
   }
 
-  static void add_sums(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
-                       float* column_sums, float* diagonal_sums) {
+  static void add_columns(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
+                          float* column_sums) {
     const float* first = probabilities + kMaxLanes;
     for (std::int64_t key = 0; key < n_keys; key += kKeyGranule) {
       Vec columns[kGranuleVecs];
@@ -509,6 +509,29 @@ struct TileKernels {
         Isa::store(column_sums + key + v * Isa::kLanes, columns[v]);
       }
     }
+  }
+
+  static void add_granules(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
+                           float* const* lanes) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float* row = probabilities + r * kProbabilityStride + kMaxLanes;
+      for (std::int64_t key = 0; key < n_keys; key += kKeyGranule) {
+        float* to = lanes[r] - key / kKeyGranule * kMaxLanes;
+        for (std::int64_t lane = 0; lane < kMaxLanes; lane += Isa::kLanes) {
+          Vec sum = Isa::load(to + lane);
+          for (std::int64_t i = lane; i < kKeyGranule; i += kMaxLanes) {
+            sum = Isa::add(sum, Isa::load(row + key + i));
+          }
+          Isa::store(to + lane, sum);
+        }
+      }
+    }
+  }
+
+  static void add_sums(const float* probabilities, std::int64_t rows, std::int64_t n_keys,
+                       float* column_sums, float* diagonal_sums) {
+    add_columns(probabilities, rows, n_keys, column_sums);
+    const float* first = probabilities + kMaxLanes;
     // A vector of neighbouring diagonals moves on by one key with each row. Every sum is written
     // once: rows that added to it in memory would wait for each other's stores.
     for (std::int64_t d = 1 - rows; d < n_keys; d += Isa::kLanes) {
@@ -543,6 +566,8 @@ KernelTable make_kernel_table(IsaLevel level) {
           Kernels::split_exponentials,
           Kernels::probabilities,
           Kernels::exponentials,
+          Kernels::add_columns,
+          Kernels::add_granules,
           Kernels::add_sums,
           Kernels::row_sum};
 }

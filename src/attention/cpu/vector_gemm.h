@@ -44,20 +44,23 @@ struct VectorGemm {
   using Right = PackedPanels<Elem>;
   static constexpr std::int64_t kVecs = kPanelWidth / Isa::kLanes;  // vectors of one panel
 
-  template <int kRows, int kPanels>
-  static void micro(const Left& a, const Right& b, std::int64_t panel, float* c, std::int64_t ldc,
-                    bool accumulate) {
+  // The operands have at least one step. What is known at compile time, and loops without an empty
+  // case, keep GCC from putting all sums on the stack before and after the loops.
+  template <int kRows, int kPanels, bool kAccumulate>
+  static void micro(const Left& a, const Right& b, std::int64_t panel, float* c, std::int64_t ldc) {
     constexpr int kCols = kPanels * static_cast<int>(kVecs);
     Vec sum[kRows][kCols];
     for (int i = 0; i < kRows; ++i) {
       for (int j = 0; j < kCols; ++j) {
-        sum[i][j] = accumulate ? Isa::load(c + i * ldc + j * Isa::kLanes) : Isa::zero();
+        sum[i][j] = kAccumulate ? Isa::load(c + i * ldc + j * Isa::kLanes) : Isa::zero();
       }
     }
-    for (std::int64_t block = 0; block < b.n_blocks; ++block) {
+    std::int64_t block = 0;
+    do {
       const Elem* block_a = a.data + block * a.block_stride;
       const Elem* block_b = b.block(block) + panel * b.panel_stride;
-      for (std::int64_t step = 0; step < b.steps; ++step) {
+      std::int64_t step = 0;
+      do {
         typename Isa::Operand columns[kCols];
         for (int j = 0; j < kCols; ++j) {
           columns[j] =
@@ -69,34 +72,44 @@ struct VectorGemm {
               Isa::broadcast(block_a + i * a.row_stride + step * Isa::kPair);
           for (int j = 0; j < kCols; ++j) sum[i][j] = Isa::dot(sum[i][j], row, columns[j]);
         }
-      }
-    }
+      } while (++step < b.steps);
+    } while (++block < b.n_blocks);
     for (int i = 0; i < kRows; ++i) {
       for (int j = 0; j < kCols; ++j) Isa::store(c + i * ldc + j * Isa::kLanes, sum[i][j]);
     }
   }
 
-  template <int kPanels>
+  template <int kPanels, bool kAccumulate>
   static void all_rows(const Left& a, std::int64_t rows, const Right& b, std::int64_t panel,
-                       float* c, std::int64_t ldc, bool accumulate) {
+                       float* c, std::int64_t ldc) {
     std::int64_t i = 0;
     for (; i + Isa::kGemmRows <= rows; i += Isa::kGemmRows) {
-      micro<Isa::kGemmRows, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
+      micro<Isa::kGemmRows, kPanels, kAccumulate>(a.at(i), b, panel, c + i * ldc, ldc);
     }
     for (; i + 2 <= rows; i += 2) {
-      micro<2, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
+      micro<2, kPanels, kAccumulate>(a.at(i), b, panel, c + i * ldc, ldc);
     }
-    if (i < rows) micro<1, kPanels>(a.at(i), b, panel, c + i * ldc, ldc, accumulate);
+    if (i < rows) micro<1, kPanels, kAccumulate>(a.at(i), b, panel, c + i * ldc, ldc);
+  }
+
+  template <bool kAccumulate>
+  static void all_panels(const Left& a, std::int64_t rows, const Right& b, float* c,
+                         std::int64_t ldc) {
+    std::int64_t panel = 0;
+    for (; panel + Isa::kGemmPanels <= b.panels; panel += Isa::kGemmPanels) {
+      all_rows<Isa::kGemmPanels, kAccumulate>(a, rows, b, panel, c + panel * kPanelWidth, ldc);
+    }
+    for (; panel < b.panels; ++panel) {
+      all_rows<1, kAccumulate>(a, rows, b, panel, c + panel * kPanelWidth, ldc);
+    }
   }
 
   static void gemm(const Left& a, std::int64_t rows, const Right& b, float* c, std::int64_t ldc,
                    bool accumulate) {
-    std::int64_t panel = 0;
-    for (; panel + Isa::kGemmPanels <= b.panels; panel += Isa::kGemmPanels) {
-      all_rows<Isa::kGemmPanels>(a, rows, b, panel, c + panel * kPanelWidth, ldc, accumulate);
-    }
-    for (; panel < b.panels; ++panel) {
-      all_rows<1>(a, rows, b, panel, c + panel * kPanelWidth, ldc, accumulate);
+    if (accumulate) {
+      all_panels<true>(a, rows, b, c, ldc);
+    } else {
+      all_panels<false>(a, rows, b, c, ldc);
     }
   }
 };
