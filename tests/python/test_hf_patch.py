@@ -110,7 +110,8 @@ def test_copies_are_patched_models_of_their_own(model):
 def test_the_three_lines_of_the_reference(model):
     assert minference.MInference("a_shape", attn_kwargs={"n_local": 64, "n_init": 32})(model) is model
     model(tokens(1, 200))
-    assert hf.stats(model)["method"] == "a_shape" and hf.stats(model)["kept_fraction"] < 1
+    stats = hf.stats(model)
+    assert stats["method"] == "a_shape" and (stats["kept_fraction"] or 0) < 1  # None: not measured, CUDA
     minference.MInference("hf")(model)
     assert not hf.is_patched(model)
 
