@@ -19,58 +19,39 @@ void check_random(const char* name, const Shape& shape, const MethodOptions& opt
 
 // Shapes that every method must take.
 std::vector<Shape> shapes() {
-  return {{.name = "mha 64", .q_tokens = 3000, .kv_tokens = 3000, .q_heads = 3, .kv_heads = 3},
-          {.name = "gqa 4 d 128",
-           .q_tokens = 5000,
-           .kv_tokens = 5000,
-           .q_heads = 8,
-           .kv_heads = 2,
-           .dim = 128},
-          {.name = "f16", .q_tokens = 2048, .kv_tokens = 4096, .q_heads = 2, .dtype = DType::kF16},
-          {.name = "chunk", .q_tokens = 555, .kv_tokens = 7001, .q_heads = 7, .dim = 96},
-          {.name = "dim 256", .q_tokens = 900, .kv_tokens = 5000, .q_heads = 4, .dim = 256},
-          {.name = "dim 8", .q_tokens = 900, .kv_tokens = 3000, .q_heads = 2, .dim = 8},
-          {.name = "one row", .q_tokens = 1, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 2},
-          {.name = "short", .q_tokens = 40, .kv_tokens = 40, .q_heads = 2, .kv_heads = 2},
-          {.name = "ragged",
-           .batch = 5,
-           .q_tokens = 700,
-           .kv_tokens = 4000,
-           .q_heads = 4,
-           .kv_heads = 2,
-           .q_lens = {700, 3, 64, 0, 650},
-           .kv_lens = {4000, 1900, 64, 2000, 650}},
-          {.name = "window", .q_tokens = 600, .kv_tokens = 4000, .q_heads = 2, .window = 900},
-          {.name = "soft cap",
-           .q_tokens = 600,
-           .kv_tokens = 4000,
-           .q_heads = 2,
-           .soft_cap = 20,
-           .scale = 0.3F},
-          {.name = "not causal", .q_tokens = 600, .kv_tokens = 4000, .q_heads = 2, .causal = false},
-          {.name = "more rows than keys", .q_tokens = 900, .kv_tokens = 600, .q_heads = 2},
-          {.name = "paged",
-           .batch = 2,
-           .q_tokens = 600,
-           .kv_tokens = 4000,
-           .q_heads = 4,
-           .kv_heads = 2,
-           .q_lens = {600, 600},
-           .kv_lens = {3990, 4000},
-           .page_size = 48},
-          {.name = "unaligned",
-           .q_tokens = 600,
-           .kv_tokens = 4000,
-           .q_heads = 4,
-           .kv_heads = 2,
-           .extra_stride = 3},
-          {.name = "heads first",
-           .batch = 2,
-           .q_tokens = 600,
-           .kv_tokens = 4000,
-           .q_heads = 4,
-           .kv_heads = 2,
-           .heads_first = true}};
+  std::vector<Shape> all{
+      {.name = "mha 64", .q_tokens = 3000, .kv_tokens = 3000, .q_heads = 3, .kv_heads = 3},
+      {.name = "gqa 4 d 128",
+       .q_tokens = 5000,
+       .kv_tokens = 5000,
+       .q_heads = 8,
+       .kv_heads = 2,
+       .dim = 128},
+      {.name = "f16", .q_tokens = 2048, .kv_tokens = 4096, .q_heads = 2, .dtype = DType::kF16},
+      {.name = "chunk", .q_tokens = 555, .kv_tokens = 7001, .q_heads = 7, .dim = 96},
+      {.name = "dim 256", .q_tokens = 900, .kv_tokens = 5000, .q_heads = 4, .dim = 256},
+      {.name = "dim 8", .q_tokens = 900, .kv_tokens = 3000, .q_heads = 2, .dim = 8},
+      {.name = "one row", .q_tokens = 1, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 2},
+      {.name = "short", .q_tokens = 40, .kv_tokens = 40, .q_heads = 2, .kv_heads = 2},
+      {.name = "ragged",
+       .batch = 5,
+       .q_tokens = 700,
+       .kv_tokens = 4000,
+       .q_heads = 4,
+       .kv_heads = 2,
+       .q_lens = {700, 3, 64, 0, 650},
+       .kv_lens = {4000, 1900, 64, 2000, 650}},
+      {.name = "window", .q_tokens = 600, .kv_tokens = 4000, .q_heads = 2, .window = 900},
+      {.name = "soft cap",
+       .q_tokens = 600,
+       .kv_tokens = 4000,
+       .q_heads = 2,
+       .soft_cap = 20,
+       .scale = 0.3F},
+      {.name = "not causal", .q_tokens = 600, .kv_tokens = 4000, .q_heads = 2, .causal = false},
+      {.name = "more rows than keys", .q_tokens = 900, .kv_tokens = 600, .q_heads = 2}};
+  for (const Shape& shape : storage_shapes(600, 4000)) all.push_back(shape);
+  return all;
 }
 
 void check_xattention() {
@@ -149,22 +130,22 @@ void check_flexprefill() {
   }
 }
 
+void check_all() {
+  check_xattention();
+  check_flexprefill();
+}
+
+void time_all() {
+  for (const int tokens : {8192, 32768, 131072}) {
+    time_index("xattention", tokens);
+    time_index("flexprefill", tokens);
+  }
+}
+
 }  // namespace
 }  // namespace minference::cuda_test
 
 int main(int argc, char** argv) {
   using namespace minference::cuda_test;  // NOLINT(google-build-using-namespace)
-  const std::string what = argc < 2 ? "check" : argv[1];
-  if (what != "time") {
-    check_xattention();
-    check_flexprefill();
-  }
-  std::printf("%d failures\n", failures);
-  if (what != "check") {
-    for (const int tokens : {8192, 32768, 131072}) {
-      time_index("xattention", tokens);
-      time_index("flexprefill", tokens);
-    }
-  }
-  return failures == 0 ? 0 : 1;
+  return run_index_test(argc, argv, failures, check_all, time_all);
 }

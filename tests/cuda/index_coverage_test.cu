@@ -364,31 +364,7 @@ void check_all() {
                .q_heads = 2,
                .kv_heads = 1},
               {.least_kept = 1});
-  random_case({.name = "paged",
-               .batch = 2,
-               .q_tokens = 1600,
-               .kv_tokens = 5000,
-               .q_heads = 4,
-               .kv_heads = 2,
-               .q_lens = {1600, 1500},
-               .kv_lens = {4990, 5000},
-               .page_size = 48},
-              {});
-  random_case({.name = "unaligned",
-               .q_tokens = 1600,
-               .kv_tokens = 5000,
-               .q_heads = 4,
-               .kv_heads = 2,
-               .extra_stride = 3},
-              {});
-  random_case({.name = "heads first",
-               .batch = 2,
-               .q_tokens = 1600,
-               .kv_tokens = 5000,
-               .q_heads = 4,
-               .kv_heads = 2,
-               .heads_first = true},
-              {});
+  for (const Shape& shape : storage_shapes(1600, 5000)) random_case(shape, {});
   CoverageRule other = rule;
   other.coverage = 0.7;
   check_case(
@@ -457,8 +433,5 @@ void time_all() {
 
 int main(int argc, char** argv) {
   using namespace minference::cuda_test;  // NOLINT(google-build-using-namespace)
-  if (argc < 2 || std::strcmp(argv[1], "time") != 0) check_all();
-  std::printf("%d failures\n", failures);
-  if (argc >= 2 && std::strcmp(argv[1], "check") != 0) time_all();
-  return failures == 0 ? 0 : 1;
+  return run_index_test(argc, argv, failures, check_all, time_all);
 }

@@ -215,31 +215,7 @@ void check_all() {
        .q_heads = 2,
        .kv_heads = 1},
       40, 110);
-  add({.name = "paged",
-       .batch = 2,
-       .q_tokens = 600,
-       .kv_tokens = 4000,
-       .q_heads = 4,
-       .kv_heads = 2,
-       .q_lens = {600, 600},
-       .kv_lens = {3990, 4000},
-       .page_size = 48},
-      100, 200);
-  add({.name = "unaligned",
-       .q_tokens = 600,
-       .kv_tokens = 4000,
-       .q_heads = 4,
-       .kv_heads = 2,
-       .extra_stride = 3},
-      100, 200);
-  add({.name = "heads first",
-       .batch = 2,
-       .q_tokens = 600,
-       .kv_tokens = 4000,
-       .q_heads = 4,
-       .kv_heads = 2,
-       .heads_first = true},
-      100, 200);
+  for (const Shape& shape : storage_shapes(600, 4000)) add(shape, 100, 200);
   Case mixed{{.name = "mixed kinds",
               .q_tokens = 3000,
               .kv_tokens = 3000,
@@ -298,8 +274,5 @@ void time_all() {
 
 int main(int argc, char** argv) {
   using namespace minference::cuda_test;  // NOLINT(google-build-using-namespace)
-  if (argc < 2 || std::strcmp(argv[1], "time") != 0) check_all();
-  std::printf("%d failures\n", failures);
-  if (argc >= 2 && std::strcmp(argv[1], "check") != 0) time_all();
-  return failures == 0 ? 0 : 1;
+  return run_index_test(argc, argv, failures, check_all, time_all);
 }

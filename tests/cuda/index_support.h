@@ -80,6 +80,23 @@ struct Shape {
   bool heads_first = false;  // memory order [batch, heads, tokens, dim]
 };
 
+// Ways in which tensors may lie: pages, strides that no vector load follows, heads before tokens.
+inline std::vector<Shape> storage_shapes(int q_tokens, int kv_tokens) {
+  Shape shape{.q_tokens = q_tokens, .kv_tokens = kv_tokens, .q_heads = 4, .kv_heads = 2};
+  Shape unaligned = shape;
+  unaligned.name = "unaligned";
+  unaligned.extra_stride = 3;
+  shape.batch = 2;
+  Shape heads_first = shape;
+  heads_first.name = "heads first";
+  heads_first.heads_first = true;
+  shape.name = "paged";
+  shape.q_lens = {q_tokens, q_tokens - 100};
+  shape.kv_lens = {kv_tokens - 10, kv_tokens};
+  shape.page_size = 48;
+  return {shape, unaligned, heads_first};
+}
+
 // Value of element d of a query (kv false) or key at `token` of head h.
 using Fill = std::function<float(bool is_key, int b, int token, int h, int d)>;
 
@@ -480,6 +497,20 @@ inline void print_times(const std::string& name, const Build& build) {
   REQUIRE_CUDA(cudaGraphExecDestroy(executable));
   REQUIRE_CUDA(cudaGraphDestroy(graph));
   REQUIRE_CUDA(cudaStreamDestroy(stream));
+}
+
+// main() of the index tests: "check", the default, "time" or "all". `failures` is counted by check().
+inline int run_index_test(int argc, char** argv, const int& failures, void (*check)(),
+                          void (*time)()) {
+  const std::string what = argc < 2 ? "check" : argv[1];
+  if (argc > 2 || (what != "check" && what != "time" && what != "all")) {
+    std::fprintf(stderr, "usage: %s [check|time|all]\n", argv[0]);
+    return 2;
+  }
+  if (what != "time") check();
+  std::printf("%d failures\n", failures);
+  if (what != "check") time();
+  return failures == 0 ? 0 : 1;
 }
 
 }  // namespace minference::cuda_test

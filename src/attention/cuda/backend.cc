@@ -222,24 +222,24 @@ void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& wor
 // What has to be computed exactly instead is counted in `stats`.
 DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int kernels,
                         Workspace& workspace, cudaStream_t stream, Stats& stats) {
-  IndexWorkspace memory;
+  const auto memory = [&](std::int64_t bytes) {
+    return IndexWorkspace{workspace.allocate(bytes), bytes};
+  };
   switch (recipe.kind) {
     case IndexRecipe::Kind::kPatterns:
-      memory.bytes = pattern_index_bytes(problem, recipe.patterns);
-      memory.data = workspace.allocate(memory.bytes);
-      return build_pattern_index(problem, recipe.patterns, memory, stream);
+      return build_pattern_index(problem, recipe.patterns,
+                                 memory(pattern_index_bytes(problem, recipe.patterns)), stream);
     case IndexRecipe::Kind::kBlockSparse:
-      memory.bytes = block_sparse_index_bytes(problem, recipe.top_k);
-      memory.data = workspace.allocate(memory.bytes);
-      return build_block_sparse_index(problem, recipe.top_k, memory, stream);
+      return build_block_sparse_index(
+          problem, recipe.top_k, memory(block_sparse_index_bytes(problem, recipe.top_k)), stream);
     case IndexRecipe::Kind::kAntidiagonal:
-      memory.bytes = antidiagonal_index_bytes(problem, recipe.antidiagonal);
-      memory.data = workspace.allocate(memory.bytes);
-      return build_antidiagonal_index(problem, recipe.antidiagonal, memory, stream);
+      return build_antidiagonal_index(
+          problem, recipe.antidiagonal,
+          memory(antidiagonal_index_bytes(problem, recipe.antidiagonal)), stream);
     case IndexRecipe::Kind::kFlexPrefill:
-      memory.bytes = flexprefill_index_bytes(problem, recipe.flexprefill);
-      memory.data = workspace.allocate(memory.bytes);
-      return build_flexprefill_index(problem, recipe.flexprefill, memory, stream);
+      return build_flexprefill_index(problem, recipe.flexprefill,
+                                     memory(flexprefill_index_bytes(problem, recipe.flexprefill)),
+                                     stream);
     case IndexRecipe::Kind::kCoverage: {
       if (const char* reason = coverage_refusal(problem)) {
         stats.fallbacks[reason] += 1;
@@ -247,9 +247,8 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int k
       }
       const BoxCosts costs = box_costs(problem, kernels == 90 && sm90_takes(problem));
       if (!coverage_may_pay(problem, recipe.coverage, costs)) return {};
-      memory.bytes = coverage_index_bytes(problem, recipe.coverage);
-      memory.data = workspace.allocate(memory.bytes);
-      return build_coverage_index(problem, recipe.coverage, costs, memory, stream);
+      return build_coverage_index(problem, recipe.coverage, costs,
+                                  memory(coverage_index_bytes(problem, recipe.coverage)), stream);
     }
   }
   throw Error("an index recipe of an unknown kind");
