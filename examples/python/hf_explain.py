@@ -12,12 +12,15 @@ import minference.hf
 from minference.hf.loading import load_model, read_tokens
 
 
+MODELS = Path(__file__).resolve().parents[2] / "models"  # where `make models` puts them
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="models/smollm2-135m-instruct-q4_1.gguf")
-    parser.add_argument("--file", default="models/text/hamlet_gut.txt")
+    parser.add_argument("--model", default=str(MODELS / "smollm2-135m-instruct-q4_1.gguf"))
+    parser.add_argument("--file", default=str(MODELS / "text" / "hamlet_gut.txt"))
     parser.add_argument("--tokens", type=int, default=4096, help="of the text, from its beginning")
     parser.add_argument(
         "--chunk", type=int, default=0, help="tokens of a prefill step (default: all at once)"

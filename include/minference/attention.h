@@ -55,8 +55,8 @@ struct AttentionInput {
 // How exactly products are computed.
 enum class Precision : std::uint8_t {
   kAuto,  // bf16 products where q, k or v is a 16-bit type, f32 products otherwise
-  kF32,   // f32 products always
-  kBF16,  // bf16 products where the machine has them, whatever the input types
+  kF32,   // f32 products always; on a CUDA device for f32 tensors only
+  kBF16,  // bf16 products where the machine has them, whatever the input types; CUDA: as kAuto
 };
 
 struct AttentionParams {
@@ -94,7 +94,8 @@ struct Stats {
   // Sum and number of the recalls that the guard measured, one a head and call.
   double recall_sum = 0.0;
   std::int64_t recall_count = 0;
-  std::map<std::string, std::int64_t> fallbacks;  // reason -> times
+  // Reason -> how often: calls, or heads where the reason speaks of heads.
+  std::map<std::string, std::int64_t> fallbacks;
 
   // Kept share of the causal area, 1 when there is none.
   double kept_fraction() const {

@@ -17,12 +17,14 @@ class AttentionPlan {
   ~AttentionPlan();
 
   // What finding the index took: method, seconds, the guard's figures, fallbacks. On a CUDA device
-  // seconds and recalls are measured with AttentionParams::measure only.
+  // seconds and recalls are measured with AttentionParams::measure only. Throws InvalidArgument for a
+  // plan that was moved from.
   const Stats& stats() const;
 
  private:
   struct State;
   explicit AttentionPlan(std::unique_ptr<const State> state);
+  const State& state() const;
 
   friend AttentionPlan plan_attention(const AttentionInput& input, const AttentionParams& params,
                                       const Method& method, const MethodOptions& options,

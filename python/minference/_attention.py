@@ -79,7 +79,8 @@ def attention(
         rows_after: [batch] rows of the same prompt that later calls bring, where that is known.
         segments: a list of Segment for each sequence: the modalities of the prompt.
         explanation: Explanation that is shown what the call keeps, on the CPU; batch 1.
-        precision: "auto" (bfloat16 products where a tensor has 16 bits), "f32" or "bf16".
+        precision: "auto" (bfloat16 products where a tensor has 16 bits), "f32" (CUDA: of float32 tensors
+            only) or "bf16".
         threads: None: of torch tensors torch.get_num_threads(), otherwise OpenMP's default.
         stream: tensors on a CUDA device: the cudaStream_t to work in, as a number; None: the
             current stream of torch or CuPy, otherwise the device's default stream. The call returns
@@ -108,6 +109,12 @@ def attention(
         scale = 0.0
     elif scale == 0:
         raise ValueError("scale is 0; legal: any other finite number, None for 1 / sqrt(head_dim)")
+
+    if segments is not None:
+        for b, of_sequence in enumerate(segments):
+            for i, segment in enumerate(of_sequence):
+                if not isinstance(segment, _core.Segment):
+                    raise ValueError(f"segments[{b}][{i}] is {segment!r}; legal: a minference.Segment")
 
     backend = backend_of(q)
     if segments is None and state is None and explanation is None and backend.is_traced(q):

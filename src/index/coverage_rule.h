@@ -3,13 +3,8 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
 #include "minference/index_recipe.h"
-
-#ifdef __CUDACC__
-#define MINFERENCE_RULE __host__ __device__
-#else
-#define MINFERENCE_RULE
-#endif
 
 namespace minference {
 
@@ -20,11 +15,9 @@ inline constexpr double kShortLoss = 0.4;
 
 // Share of the sampled rows' mass that heads may lose in the mean. Where prompts are short attention
 // takes a small part of the time, and every key counts for more.
-MINFERENCE_RULE inline double allowed_loss(const CoverageRule& rule, std::int64_t kv_len) {
+MINFERENCE_HOST_DEVICE inline double allowed_loss(const CoverageRule& rule, std::int64_t kv_len) {
   const double length = static_cast<double>(kv_len) / rule.long_keys;
   return (1 - rule.coverage) * (length < kShortLoss ? kShortLoss : (length > 1 ? 1.0 : length));
 }
 
 }  // namespace minference
-
-#undef MINFERENCE_RULE

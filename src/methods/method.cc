@@ -155,11 +155,6 @@ void require_first_chunks(const AttentionInput& input, const AttentionParams& pa
 
 void find_on_cuda(const AttentionInput& input, const AttentionParams& params, const Method& method,
                   const MethodOptions& options, const MethodContext& context, MethodIndex& found) {
-  if (context.on_index) {
-    throw Unsupported("on_index works on the CPU only; tensors are on " +
-                      device_name(input.q.device));
-  }
-  validate(context.guard);
   found.guard = context.guard;
   if (!method.reads_tensors(options, context)) {
     found.index = method.build_index(input, params, options, context);
@@ -182,8 +177,15 @@ MethodIndex find_index(const AttentionInput& input, const AttentionParams& param
                        const MethodContext& context) {
   MethodIndex found;
   const MethodOptions resolved = resolve_options(method, options);
+  validate(context.guard);
+  if (input.q.device.kind == Device::Kind::kCuda && context.on_index) {
+    throw Unsupported("on_index works on the CPU only; tensors are on " +
+                      device_name(input.q.device));
+  }
   if (!input.mask.empty() || !params.causal) {
-    // Positions, and with them offsets, mean nothing under an arbitrary mask.
+    // Positions, and with them offsets, mean nothing under an arbitrary mask. Exact attention, which
+    // the method dense is anyway.
+    if (&method == &dense_method()) return found;
     found.stats.fallbacks[input.mask.empty() ? "not causal" : "mask is not a causal prefix"] += 1;
   } else if (input.q.device.kind == Device::Kind::kCuda) {
     find_on_cuda(input, params, method, resolved, context, found);

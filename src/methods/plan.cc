@@ -76,7 +76,12 @@ AttentionPlan::AttentionPlan(AttentionPlan&& other) noexcept = default;
 AttentionPlan& AttentionPlan::operator=(AttentionPlan&& other) noexcept = default;
 AttentionPlan::~AttentionPlan() = default;
 
-const Stats& AttentionPlan::stats() const { return state_->found.stats; }
+const Stats& AttentionPlan::stats() const { return state().found.stats; }
+
+const AttentionPlan::State& AttentionPlan::state() const {
+  if (state_ == nullptr) throw InvalidArgument("the plan was moved from; legal: a plan");
+  return *state_;
+}
 
 AttentionPlan plan_attention(const AttentionInput& input, const AttentionParams& params,
                              const Method& method, const MethodOptions& options,
@@ -100,8 +105,7 @@ AttentionPlan plan_attention(const AttentionInput& input, const AttentionParams&
 
 Stats execute(const AttentionPlan& plan, const AttentionInput& input,
               const AttentionOutput& output) {
-  if (plan.state_ == nullptr) throw InvalidArgument("the plan was moved from; legal: a plan");
-  const AttentionPlan::State& state = *plan.state_;
+  const AttentionPlan::State& state = plan.state();
   validate(input, state.params, output);
   require_same(state.sizes, Sizes(input, state.params));
   const SparseIndex* index = state.found.index ? &*state.found.index : nullptr;

@@ -72,6 +72,7 @@ class Nothing:
         ({"mask": np.ones((1, 8, 8), np.float32)}, "mask has dtype float32 on cpu; legal: bool"),
         ({"rows_after": [-1], "method": "tri_shape"}, "rows_after of sequence 0 is -1"),
         ({"segments": [[minference.Segment(5, 3)]], "method": "mminference"}, "segment"),
+        ({"segments": [[(0, 3)]], "method": "mminference"}, "segments[0][0] is (0, 3); legal: a minference.Segment"),
         ({"out": read_only(Q)}, "out is read-only; legal: a writable tensor"),
         ({"out": Q[:, :4].copy()}, "out has"),
         ({"out": np.broadcast_to(Q[:, :1], Q.shape)}, "out"),

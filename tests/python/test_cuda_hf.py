@@ -183,9 +183,6 @@ def test_compile():
 
 def test_models_loaded_by_name():
     model = cuda_model(attention="minference")
-    try:
-        model(ids())
-    except NotImplementedError as refusal:  # the method "auto"
-        assert "has no CUDA kernels; those that do: " in str(refusal)
+    assert model(ids()).logits.isfinite().all()
     hf.patch(model, "dense")
     assert model(ids()).logits.isfinite().all()

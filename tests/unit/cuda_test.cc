@@ -166,6 +166,32 @@ TEST_F(CudaLibrary, GuardsAreCheckedFirst) {
   EXPECT_EQ(reason, "on_index works on the CPU only; tensors are on cuda:0");
 }
 
+TEST_F(CudaLibrary, GuardsAreCheckedWhereNothingIsLeftOut) {
+  use("/missing/cuda.so");
+  AttentionParams params;
+  params.causal = false;
+  MethodContext context;
+  context.guard = {GuardMode::kReport, 16, 7};
+  EXPECT_THROW(attention(input(), params, output(), find_method("a_shape"), {}, context),
+               InvalidArgument);
+  context = {};
+  context.on_index = [](const SparseIndex&) {};
+  EXPECT_EQ(unsupported(
+                [&] { attention(input(), params, output(), find_method("a_shape"), {}, context); }),
+            "on_index works on the CPU only; tensors are on cuda:0");
+}
+
+TEST_F(CudaLibrary, PrecisionIsNeverLowered) {
+  use("/missing/cuda.so");
+  AttentionParams params;
+  params.precision = Precision::kF32;
+  const std::string reason =
+      "precision is f32 and q is bf16; legal on cuda:0: f32 tensors, or precision auto";
+  EXPECT_EQ(unsupported([&] { attention(input(), params, output()); }), reason);
+  EXPECT_EQ(unsupported([&] { plan_attention(input(), params, find_method("auto"), {}, {}); }),
+            reason);
+}
+
 TEST(CudaRecipe, MminferenceOfTextAloneIsVerticalSlash) {
   const Method& method = find_method("mminference");
   const MethodOptions options =

@@ -142,6 +142,7 @@ TEST(Plan, RefusesWhatAttentionRefuses) {
   EXPECT_THROW(execute(plan, problem.input(), {}), InvalidArgument);
   const AttentionPlan moved = std::move(plan);
   EXPECT_THROW(run(plan, problem), InvalidArgument);  // NOLINT(bugprone-use-after-move)
+  EXPECT_THROW(plan.stats(), InvalidArgument);
   run(moved, problem);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "minference/error.h"
 #include "minference/version.h"
@@ -69,6 +70,19 @@ void rethrow(const cuda::Failure& failure) {
   }
 }
 
+// 16-bit tensors are multiplied by the tensor cores in their own type: never silently.
+void require_precision(const AttentionInput& input, const AttentionParams& params) {
+  if (params.precision != Precision::kF32) return;
+  const std::pair<const char*, DType> dtypes[] = {
+      {"q", input.q.dtype}, {"k", input.k.dtype}, {"v", input.v.dtype}};
+  for (const auto& [name, dtype] : dtypes) {
+    if (dtype == DType::kF32) continue;
+    throw Unsupported("precision is f32 and " + std::string(name) + " is " + dtype_name(dtype) +
+                      "; legal on " + device_name(input.q.device) +
+                      ": f32 tensors, or precision auto");
+  }
+}
+
 }  // namespace
 
 std::vector<CudaDevice> cuda_devices() {
@@ -81,6 +95,7 @@ std::vector<CudaDevice> cuda_devices() {
 
 Stats attention_cuda(const AttentionInput& input, const AttentionParams& params,
                      const AttentionOutput& output, const cuda::IndexSource& source) {
+  require_precision(input, params);
   Stats stats;
   cuda::Failure failure;
   library().attention(input, params, output, source, stats, failure);
@@ -91,6 +106,7 @@ Stats attention_cuda(const AttentionInput& input, const AttentionParams& params,
 std::unique_ptr<cuda::DevicePlan> plan_cuda(const AttentionInput& input,
                                             const AttentionParams& params,
                                             const cuda::IndexSource& source, Stats& stats) {
+  require_precision(input, params);
   cuda::Failure failure;
   std::unique_ptr<cuda::DevicePlan> plan = library().plan(input, params, source, stats, failure);
   rethrow(failure);

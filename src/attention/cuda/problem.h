@@ -28,7 +28,7 @@ struct DeviceTensor {
   DType dtype = DType::kBF16;
 };
 
-// Positions fit in 32 bits: a sequence has at most 2^30 keys. Pointers are device memory.
+// Positions fit in 32 bits: a sequence has less than 2^30 keys. Pointers are device memory.
 struct Problem {
   DeviceTensor q, k, v, out;
   DeviceTensor lse;                           // data null: not wanted

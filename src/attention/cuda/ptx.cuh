@@ -53,10 +53,6 @@ __device__ inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity
 // ---- Bulk tensor copies (TMA). Coordinates count elements, innermost first; what lies outside the
 // tensor arrives as 0.
 
-__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 __device__ inline void copy_tensor_4d(std::uint32_t to, const CUtensorMap* map,
                                       std::uint32_t barrier, int c0, int c1, int c2, int c3) {
   asm volatile(

@@ -1,7 +1,7 @@
 // Builds a DeviceIndex from device queries and keys, in one stream, without the host reading anything.
 //
 // The rules are those of the CPU's methods (docs/methods.md). Every function enqueues its kernels and
-// returns: results and scratch memory lie in the workspace, which must hold workspace_bytes and stay
+// returns: results and scratch memory lie in the workspace, which must hold what *_index_bytes says and stay
 // untouched until the attention over the index has run. What a call enqueues depends on the sizes in
 // `problem`, never on the lengths or values on the device, so that it can be captured into a graph.
 #pragma once

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "attention/cuda/host_index.h"
 #include "index/cuda/memory_pieces.h"
 #include "minference/error.h"
 
@@ -17,7 +18,7 @@ void check_range(const char* what, std::int64_t value, std::int64_t least, std::
 }  // namespace
 
 void check_problem(const Problem& problem) {
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+  constexpr std::int64_t kMostTokens = kMaxPosition - 1;
   constexpr std::int64_t kMostHeads = 1 << 16;
   constexpr std::int64_t kMostDim = 256;
   constexpr int kDimStep = 8;
@@ -34,17 +35,18 @@ void check_problem(const Problem& problem) {
   check_range("the number of keys", problem.kv_tokens, 1, kMostTokens);
   check_range("the head dim", problem.dim, kDimStep, kMostDim);
   if (problem.dim % kDimStep != 0) {
-    throw InvalidArgument("the head dim is " + std::to_string(problem.dim) +
-                          "; an index on the device takes multiples of " +
-                          std::to_string(kDimStep));
+    throw Unsupported("the head dim is " + std::to_string(problem.dim) +
+                      "; legal for an estimate on a CUDA device: multiples of " +
+                      std::to_string(kDimStep));
   }
   if (problem.q.dtype != problem.k.dtype) {
-    throw InvalidArgument(std::string("queries are ") + dtype_name(problem.q.dtype) +
-                          " and keys are " + dtype_name(problem.k.dtype) +
-                          "; an index on the device takes one type for both");
+    throw Unsupported(std::string("queries are ") + dtype_name(problem.q.dtype) + " and keys are " +
+                      dtype_name(problem.k.dtype) +
+                      "; legal for an estimate on a CUDA device: one type for both");
   }
   if (problem.q.dtype == DType::kF32) {
-    throw Unsupported("an index on the device takes f16 and bf16 tensors, these are f32");
+    throw Unsupported(
+        "queries and keys are f32; legal for an estimate on a CUDA device: f16, bf16");
   }
   if (problem.block_table != nullptr) {
     check_range("the page size", problem.page_size, 1, kMostTokens);

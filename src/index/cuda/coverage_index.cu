@@ -28,8 +28,8 @@ struct Arguments {
 };
 
 // Whether an estimate may pay for rows that see so many keys on average.
-__host__ __device__ bool is_worth_estimating(const CoveringRule& rule, double rows, double kv_len,
-                                             double mean_keys) {
+MINFERENCE_HOST_DEVICE bool is_worth_estimating(const CoveringRule& rule, double rows,
+                                                double kv_len, double mean_keys) {
   const BoxCosts& costs = rule.costs;
   return mean_keys >= static_cast<double>(rule.rule.min_keys) && mean_keys >= costs.least_keys &&
          costs.estimate_rows * kv_len <= kEstimateShare * rows * mean_keys;

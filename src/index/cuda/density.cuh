@@ -7,7 +7,8 @@
 
 namespace minference::cuda {
 
-// The row block's own box and two before it, which every covering has: as on the CPU.
+// The row block's own box and two before it, which every covering has: what the CPU's rule has in
+// granules, rounded up to boxes.
 inline constexpr int kLocalBoxes = 3;
 
 // Distances of one head whose columns begin with a class.

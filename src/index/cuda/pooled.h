@@ -1,4 +1,4 @@
-// The key blocks whose means match each row block best.
+// The selection of block_sparse on the device: the key blocks whose means match each row block best.
 #pragma once
 
 #include <cuda_runtime_api.h>
