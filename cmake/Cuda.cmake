@@ -15,6 +15,10 @@ function(minference_add_cuda_objects name architectures)
     POSITION_INDEPENDENT_CODE ON)
   # Not CUDA_STANDARD: CMake before 3.26 does not know how newer compilers spell it.
   target_compile_options(${name} PRIVATE -std=c++20)
+  # A third of the size. Drivers before CUDA 12.4 cannot read it; those of 13.0 are newer.
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
+    target_compile_options(${name} PRIVATE --compress-mode=size)
+  endif()
   target_include_directories(${name} PRIVATE
     "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/include" "${PROJECT_BINARY_DIR}/include")
 endfunction()
