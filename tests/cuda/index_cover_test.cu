@@ -54,14 +54,16 @@ std::vector<Shape> shapes() {
   return all;
 }
 
+// With small integers for scores that are exact.
+const Shape exact{.name = "exact",
+                  .q_tokens = 2048,
+                  .kv_tokens = 4096,
+                  .q_heads = 4,
+                  .kv_heads = 2,
+                  .dim = 64,
+                  .scale = 0.25F};
+
 void check_xattention() {
-  const Shape exact{.name = "exact",
-                    .q_tokens = 2048,
-                    .kv_tokens = 4096,
-                    .q_heads = 4,
-                    .kv_heads = 2,
-                    .dim = 64,
-                    .scale = 0.25F};
   for (const double threshold : {0.0, 0.31, 0.77}) {
     check_exact("xattention", exact, {{"threshold", threshold}});
   }
@@ -84,13 +86,6 @@ float alike_in_blocks(bool is_key, int b, int t, int h, int d) {
 }
 
 void check_flexprefill() {
-  const Shape exact{.name = "exact",
-                    .q_tokens = 2048,
-                    .kv_tokens = 4096,
-                    .q_heads = 4,
-                    .kv_heads = 2,
-                    .dim = 64,
-                    .scale = 0.25F};
   for (const double gamma : {0.0, 0.31, 0.77}) {
     check_exact("flexprefill", exact, {{"gamma", gamma}});
     check_exact("flexprefill", exact, {{"gamma", gamma}, {"tau", 1}});

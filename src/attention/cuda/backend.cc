@@ -219,12 +219,14 @@ void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& wor
   }
 }
 
+IndexWorkspace take(Workspace& workspace, std::int64_t bytes) {
+  return {workspace.allocate(bytes), bytes};
+}
+
 // What has to be computed exactly instead is counted in `stats`.
 DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int kernels,
                         Workspace& workspace, cudaStream_t stream, Stats& stats) {
-  const auto memory = [&](std::int64_t bytes) {
-    return IndexWorkspace{workspace.allocate(bytes), bytes};
-  };
+  const auto memory = [&](std::int64_t bytes) { return take(workspace, bytes); };
   switch (recipe.kind) {
     case IndexRecipe::Kind::kPatterns:
       return build_pattern_index(problem, recipe.patterns,
@@ -255,10 +257,9 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int k
 }
 
 DeviceIndex index_of(const AttentionInput& input, const Problem& problem, const IndexSource& source,
-                     Workspace& workspace, cudaStream_t stream, Stats& stats) {
+                     int kernels, Workspace& workspace, cudaStream_t stream, Stats& stats) {
   if (source.recipe != nullptr) {
-    return build_index(problem, *source.recipe, chosen_kernels(input.q.device.ordinal), workspace,
-                       stream, stats);
+    return build_index(problem, *source.recipe, kernels, workspace, stream, stats);
   }
   if (source.index != nullptr) return upload_index(*source.index, input.q.tokens(), workspace);
   return {};
@@ -268,9 +269,7 @@ DeviceIndex index_of(const AttentionInput& input, const Problem& problem, const 
 const float* enqueue_recall(const Problem& problem, const DeviceIndex& index,
                             const RowSample& sample, float least, DeviceHead* guarded,
                             Workspace& workspace, cudaStream_t stream) {
-  IndexWorkspace memory;
-  memory.bytes = recall_bytes(problem, sample);
-  memory.data = workspace.allocate(memory.bytes);
+  const IndexWorkspace memory = take(workspace, recall_bytes(problem, sample));
   const std::int64_t heads = static_cast<std::int64_t>(problem.batch) * problem.q_heads;
   auto* recall = reinterpret_cast<float*>(
       workspace.allocate(heads * static_cast<std::int64_t>(sizeof(float))));
@@ -324,20 +323,19 @@ DeviceIndex guarded_index(const Problem& problem, DeviceIndex index, const Guard
 
 // The first half of a call.
 DeviceIndex find_index(const AttentionInput& input, const AttentionParams& params,
-                       const Problem& problem, const IndexSource& source, Workspace& workspace,
-                       Stats& stats) {
+                       const Problem& problem, const IndexSource& source, int kernels,
+                       Workspace& workspace, Stats& stats) {
   const auto stream = static_cast<cudaStream_t>(params.stream);
   std::optional<Timer> timer;
   if (params.measure) timer.emplace(stream);
-  const DeviceIndex index = index_of(input, problem, source, workspace, stream, stats);
+  const DeviceIndex index = index_of(input, problem, source, kernels, workspace, stream, stats);
   if (params.measure) stats.index_seconds = timer->seconds();
   return guarded_index(problem, index, source.guard, params.measure, workspace, stream, stats);
 }
 
 // The second half.
 void attend(const AttentionInput& input, const AttentionParams& params, Problem& problem,
-            const DeviceIndex& index, Workspace& workspace, Stats& stats) {
-  const int kernels = chosen_kernels(input.q.device.ordinal);
+            const DeviceIndex& index, int kernels, Workspace& workspace, Stats& stats) {
   const auto stream = static_cast<cudaStream_t>(params.stream);
   if (!params.measure) return run(problem, index, kernels, workspace, stream);
   unsigned long long pairs = 0;
@@ -359,11 +357,7 @@ void attend(const AttentionInput& input, const AttentionParams& params, Problem&
   }
 }
 
-// Whether there is nothing to compute, after the checks that need a device.
-bool is_empty(const AttentionInput& input) {
-  chosen_kernels(input.q.device.ordinal);
-  return input.q.batch() == 0 || input.q.tokens() == 0;
-}
+bool is_empty(const AttentionInput& input) { return input.q.batch() == 0 || input.q.tokens() == 0; }
 
 // Runs `work` and turns what it throws into a Failure.
 template <class Work>
@@ -389,11 +383,12 @@ class Plan final : public DevicePlan {
        Stats& stats)
       : ordinal_(input.q.device.ordinal), kind_(kind_of(source)) {
     const CurrentDevice current(ordinal_);
+    const int kernels = chosen_kernels(ordinal_);
     if (is_empty(input)) return;
     // Given back, if something fails, before the device changes.
     auto workspace = std::make_unique<Workspace>(static_cast<cudaStream_t>(params.stream));
     const Problem problem = make_problem(input, params, {}, *workspace);
-    index_ = find_index(input, params, problem, source, *workspace, stats);
+    index_ = find_index(input, params, problem, source, kernels, *workspace, stats);
     workspace_ = std::move(workspace);
   }
   ~Plan() override {
@@ -409,10 +404,11 @@ class Plan final : public DevicePlan {
     guarded(failure, [&] {
       stats.method = kind_;
       const CurrentDevice current(ordinal_);
+      const int kernels = chosen_kernels(ordinal_);
       if (is_empty(input)) return;
       Workspace workspace(static_cast<cudaStream_t>(params.stream));
       Problem problem = make_problem(input, params, output, workspace);
-      attend(input, params, problem, index_, workspace, stats);
+      attend(input, params, problem, index_, kernels, workspace, stats);
     });
   }
 
@@ -454,11 +450,13 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         guarded(failure, [&] {
           stats.method = kind_of(source);
           const CurrentDevice current(input.q.device.ordinal);
+          const int kernels = chosen_kernels(input.q.device.ordinal);
           if (is_empty(input)) return;
           Workspace workspace(static_cast<cudaStream_t>(params.stream));
           Problem problem = make_problem(input, params, output, workspace);
-          const DeviceIndex index = find_index(input, params, problem, source, workspace, stats);
-          attend(input, params, problem, index, workspace, stats);
+          const DeviceIndex index =
+              find_index(input, params, problem, source, kernels, workspace, stats);
+          attend(input, params, problem, index, kernels, workspace, stats);
         });
       },
       [](const AttentionInput& input, const AttentionParams& params, const IndexSource& source,
@@ -472,6 +470,7 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         std::vector<double> recall(index.heads.size(), 1.0);
         guarded(failure, [&] {
           const CurrentDevice current(input.q.device.ordinal);
+          chosen_kernels(input.q.device.ordinal);  // throws for a device that is too old
           if (is_empty(input)) return;
           const auto stream = static_cast<cudaStream_t>(params.stream);
           Workspace workspace(stream);
