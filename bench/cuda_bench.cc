@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct Bench {
   std::int64_t kv_heads = 8;
   std::int64_t head_dim = 128;
   int repetitions = 5;
+  InputKind inputs = InputKind::kStructured;
   bool guard = false;
   bool host_time = false;
   MethodOptions options;
@@ -159,7 +161,7 @@ double recall(const Runner& runner, const CudaInputs& inputs) {
 // Root mean square of the difference from the CPU's result, over its own.
 double error_against_cpu(const Bench& bench, const std::string& name) {
   constexpr std::int64_t kTokens = 8192;
-  const CudaInputs inputs(kTokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
+  const CudaInputs inputs(bench.inputs, kTokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
   const Runner runner(bench, name);
   runner.run(inputs.q, inputs.k, inputs.v, inputs.out, false);
   std::vector<std::vector<std::uint16_t>> memory;
@@ -220,7 +222,7 @@ std::vector<double> device_times(const Bench& bench, const Call& call) {
 }
 
 nlohmann::json measure(const Bench& bench, const std::string& name, std::int64_t tokens) {
-  const CudaInputs inputs(tokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
+  const CudaInputs inputs(bench.inputs, tokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
   const Runner runner(bench, name);
   const auto run = [&](bool measured, const GuardOptions& guard = {}) {
     return runner.run(inputs.q, inputs.k, inputs.v, inputs.out, measured, guard);
@@ -254,7 +256,7 @@ nlohmann::json measure(const Bench& bench, const std::string& name, std::int64_t
 
 // Microseconds of the host until a call returns.
 nlohmann::json measure_host(const Bench& bench, const std::string& name, std::int64_t tokens) {
-  const CudaInputs inputs(tokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
+  const CudaInputs inputs(bench.inputs, tokens, bench.q_heads, bench.kv_heads, bench.head_dim, 7);
   const Runner runner(bench, name);
   const GuardOptions guard{.mode = bench.guard ? GuardMode::kEnforce : GuardMode::kOff,
                            .min_recall = 0};
@@ -341,6 +343,7 @@ int run(const Bench& bench) {
 }  // namespace minference::bench
 
 int main(int argc, char** argv) {
+  using minference::bench::InputKind;
   minference::bench::Bench bench;
   CLI::App app{"Times attention on a CUDA device; results are checked against the CPU first."};
   app.footer(
@@ -354,6 +357,7 @@ int main(int argc, char** argv) {
       "  cuda_bench -p 8192,131072 -m head_mix --guard\n"
       "  cuda_bench -p 1024 -m dense,head_mix,block_sparse --host-time -r 50\n"
       "  cuda_bench -p 131072 -m auto -o coverage=0.9\n"
+      "  cuda_bench -p 32768 -m dense,auto --inputs random\n"
       "  MINFERENCE_FORCE_CUDA=sm80 cuda_bench -p 32768 -m dense");
   app.add_option("-p,--tokens", bench.tokens, "Prompt lengths, separated by commas")
       ->delimiter(',')
@@ -379,6 +383,12 @@ int main(int argc, char** argv) {
                  "Timed runs after a warm-up: the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  app.add_option(
+         "--inputs", bench.inputs,
+         "structured: attention as a long prompt's; random: nearly even, nothing to leave out")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, InputKind>{
+          {"structured", InputKind::kStructured}, {"random", InputKind::kRandom}}))
+      ->default_str("structured");
   app.add_flag("--guard", bench.guard,
                "Also time the guard, on its default rows, and show the recall");
   app.add_flag("--host-time", bench.host_time,

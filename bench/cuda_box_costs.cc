@@ -30,7 +30,9 @@ struct Sizes {
 class Device {
  public:
   explicit Device(const Sizes& sizes)
-      : sizes_(sizes), inputs_(sizes.tokens, sizes.q_heads, sizes.kv_heads, sizes.head_dim, 7) {
+      : sizes_(sizes),
+        inputs_(InputKind::kStructured, sizes.tokens, sizes.q_heads, sizes.kv_heads, sizes.head_dim,
+                7) {
     cuda::check(cudaEventCreate(&begin_), "creating an event");
     cuda::check(cudaEventCreate(&end_), "creating an event");
   }

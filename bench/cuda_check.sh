@@ -117,6 +117,8 @@ run_test() {
     export MINFERENCE_SWEEP_STRIDE=$sanitizer_stride
     command=("$sanitizer" --tool "$step" --error-exitcode 99 "${command[@]}")
   fi
+  # Tests of the whole call choose the kernels themselves: see list_tests.
+  [ "$step" != racecheck ] || export MINFERENCE_FORCE_CUDA=sm80
   record "$step" "$name" "$filter" "$logs/$step-$name-${filter//\//_}.txt" "${command[@]}"
 }
 export -f record run_test

@@ -27,7 +27,7 @@ __device__ float normal(std::uint64_t seed, std::uint64_t i) {
 enum class Role { kQuery, kKey, kValue };
 
 __global__ void fill(__nv_bfloat16* to, std::int64_t tokens, int heads, int group, int dim,
-                     Role role, std::uint64_t seed) {
+                     InputKind kind, Role role, std::uint64_t seed) {
   const std::int64_t pairs = tokens * heads * (dim / 2);
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < pairs;
@@ -38,7 +38,7 @@ __global__ void fill(__nv_bfloat16* to, std::int64_t tokens, int heads, int grou
     __nv_bfloat16* const row = to + (t * heads + h) * dim;
     float x = normal(seed + static_cast<int>(role), 2 * i);
     float y = normal(seed + static_cast<int>(role), 2 * i + 1);
-    if (role != Role::kValue) {
+    if (kind == InputKind::kStructured && role != Role::kValue) {
       const int kv_head = role == Role::kQuery ? h / group : h;
       const float strength = 1.0F + 1.5F * uniform(seed + 11, kv_head * dim + f);
       const float angle = 6.2831853F * uniform(seed + 12, kv_head * dim + f);
@@ -63,13 +63,13 @@ __global__ void fill(__nv_bfloat16* to, std::int64_t tokens, int heads, int grou
   }
 }
 
-TensorView filled(std::int64_t tokens, std::int64_t heads, std::int64_t group, std::int64_t dim,
-                  Role role, std::uint64_t seed) {
+TensorView filled(InputKind kind, std::int64_t tokens, std::int64_t heads, std::int64_t group,
+                  std::int64_t dim, Role role, std::uint64_t seed) {
   void* data = nullptr;
   cuda::check(cudaMalloc(&data, static_cast<std::size_t>(tokens * heads * dim * 2)),
               "allocating the inputs");
   fill<<<2048, 256>>>(static_cast<__nv_bfloat16*>(data), tokens, static_cast<int>(heads),
-                      static_cast<int>(group), static_cast<int>(dim), role, seed);
+                      static_cast<int>(group), static_cast<int>(dim), kind, role, seed);
   cuda::check(cudaGetLastError(), "filling the inputs");
   return TensorView::contiguous(data, DType::kBF16, {1, tokens, heads, dim},
                                 {Device::Kind::kCuda, 0});
@@ -77,12 +77,12 @@ TensorView filled(std::int64_t tokens, std::int64_t heads, std::int64_t group, s
 
 }  // namespace
 
-CudaInputs::CudaInputs(std::int64_t tokens, std::int64_t q_heads, std::int64_t kv_heads,
-                       std::int64_t head_dim, std::uint64_t seed)
-    : q(filled(tokens, q_heads, q_heads / kv_heads, head_dim, Role::kQuery, seed)),
-      k(filled(tokens, kv_heads, 1, head_dim, Role::kKey, seed)),
-      v(filled(tokens, kv_heads, 1, head_dim, Role::kValue, seed)),
-      out(filled(tokens, q_heads, 1, head_dim, Role::kValue, seed + 1)) {
+CudaInputs::CudaInputs(InputKind kind, std::int64_t tokens, std::int64_t q_heads,
+                       std::int64_t kv_heads, std::int64_t head_dim, std::uint64_t seed)
+    : q(filled(kind, tokens, q_heads, q_heads / kv_heads, head_dim, Role::kQuery, seed)),
+      k(filled(kind, tokens, kv_heads, 1, head_dim, Role::kKey, seed)),
+      v(filled(kind, tokens, kv_heads, 1, head_dim, Role::kValue, seed)),
+      out(filled(kind, tokens, q_heads, 1, head_dim, Role::kValue, seed + 1)) {
   cuda::check(cudaDeviceSynchronize(), "filling the inputs");
 }
 

@@ -7,13 +7,20 @@
 
 namespace minference::bench {
 
-// bf16 tensors of one sequence, owned; [1, tokens, heads, head_dim].
-class CudaInputs {
- public:
+enum class InputKind {
   // Unrotated queries and keys share a direction per head, so that after RoPE (base 500,000) scores
   // fall with the distance and diagonals stand out; the first 4 keys and 1 key in 400 are heavy for
-  // all queries. Values are of order 1. `seed` gives other directions and keys.
-  CudaInputs(std::int64_t tokens, std::int64_t q_heads, std::int64_t kv_heads,
+  // all queries.
+  kStructured,
+  // Independent normal values: softmax is nearly even, and no key can be left out.
+  kRandom,
+};
+
+// bf16 tensors of one sequence, owned; [1, tokens, heads, head_dim]. Values are of order 1.
+class CudaInputs {
+ public:
+  // `seed` gives other values, directions and heavy keys.
+  CudaInputs(InputKind kind, std::int64_t tokens, std::int64_t q_heads, std::int64_t kv_heads,
              std::int64_t head_dim, std::uint64_t seed);
   ~CudaInputs();
   CudaInputs(const CudaInputs&) = delete;
