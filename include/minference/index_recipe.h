@@ -32,6 +32,7 @@ struct CoverageRule {
   std::int64_t rows = 1;
   std::int64_t min_keys = 0;
   double max_cost = 1;
+  std::int64_t last_rows = 0;
 };
 
 struct IndexRecipe {
@@ -49,6 +50,9 @@ struct IndexRecipe {
   AntidiagonalRule antidiagonal;
   FlexPrefillRule flexprefill;
   CoverageRule coverage;  // kCoverage
+  // kCoverage: rows of the same prompt that later calls bring, [batch], or empty where that is not
+  // known.
+  std::vector<std::int64_t> rows_after;
 };
 
 }  // namespace minference

@@ -35,6 +35,7 @@ struct Rule : CoverageRule {
     rows = whole_option(options, "estimate_rows");
     min_keys = whole_option(options, "min_keys");
     max_cost = options.at("max_cost");
+    last_rows = whole_option(options, "last_rows");
   }
 };
 
@@ -59,10 +60,11 @@ struct Candidate {
 class IndexBuilder {
  public:
   IndexBuilder(const AttentionInput& input, const AttentionParams& params, const Rule& rule,
-               MethodState& state)
+               const MethodContext& context, MethodState& state)
       : input_(input),
         params_(params),
         rule_(rule),
+        context_(context),
         state_(state),
         index_(dense_method().build_index(input, params, {}, {})),
         wanted_(index_.heads.size(), 0),
@@ -85,6 +87,7 @@ class IndexBuilder {
       estimate_coverage(input_, params_, rule_.rows, wanted_, keep, known_);
       for (std::int64_t b = 0; b < index_.batch; ++b) choose(b);
     }
+    for (std::int64_t b = 0; b < index_.batch; ++b) keep_last_rows(b);
     return std::move(index_);
   }
 
@@ -167,9 +170,20 @@ class IndexBuilder {
     state_.index.heads[i] = index_.heads[i];
   }
 
+  // Not remembered: what a chunk's end needs says nothing about the next one's.
+  void keep_last_rows(std::int64_t b) {
+    const std::int64_t after = context_.rows_after.empty() ? -1 : rows_after(input_, context_, b);
+    const std::int64_t rows = exact_last_rows(rule_, geometry_[b].q_len, after);
+    for (std::int64_t h = 0; h < index_.q_heads; ++h) {
+      HeadIndex& head = index_.head(b, h);
+      if (head.kind != HeadIndex::Kind::kDense) head.dense_last_rows = rows;
+    }
+  }
+
   const AttentionInput& input_;
   const AttentionParams& params_;
   const Rule& rule_;
+  const MethodContext& context_;
   MethodState& state_;
   SparseIndex index_;
   std::vector<std::uint8_t> wanted_;  // heads that are estimated, unless what is known holds
@@ -205,14 +219,20 @@ class AutoMethod final : public Method {
         {"max_cost",
          "share of the time of exact attention above which a head runs dense, by a model of this "
          "machine",
-         0.95, 0, 1000, false}};
+         0.95, 0, 1000, false},
+        {"last_rows",
+         "last rows of the prompt that see every key (of each chunk if the host cannot tell, there "
+         "at "
+         "most one in 32 rows or 16)",
+         64, 0, kMaxCount, true}};
   }
 
   std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
-                                    const MethodContext&) const override {
+                                    const MethodContext& context) const override {
     IndexRecipe recipe;
     recipe.kind = IndexRecipe::Kind::kCoverage;
     recipe.coverage = Rule(options);
+    recipe.rows_after.assign(context.rows_after.begin(), context.rows_after.end());
     return recipe;
   }
 
@@ -223,7 +243,7 @@ class AutoMethod final : public Method {
     const Rule rule(options);
     MethodState of_this_call;
     MethodState& state = context.state == nullptr ? of_this_call : *context.state;
-    SparseIndex index = IndexBuilder(input, params, rule, state).build();
+    SparseIndex index = IndexBuilder(input, params, rule, context, state).build();
     index.build_seconds = watch.seconds();
     return index;
   }

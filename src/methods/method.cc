@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "attention/visible_keys.h"
+#include "methods/head_rules.h"
 #include "methods/method_index.h"
 #include "methods/method_table.h"
 #include "minference/error.h"
@@ -178,6 +179,7 @@ MethodIndex find_index(const AttentionInput& input, const AttentionParams& param
   MethodIndex found;
   const MethodOptions resolved = resolve_options(method, options);
   validate(context.guard);
+  for (std::int64_t b = 0; b < input.q.batch(); ++b) rows_after(input, context, b);  // are legal
   if (input.q.device.kind == Device::Kind::kCuda && context.on_index) {
     throw Unsupported("on_index works on the CPU only; tensors are on " +
                       device_name(input.q.device));

@@ -17,16 +17,21 @@
 namespace minference::test {
 namespace {
 
-// Coverings whatever they cost, and on every chunk.
-const MethodOptions kAlways{{"min_keys", 0}, {"max_cost", 1000}};
+// Coverings whatever they cost, on every chunk and for all of its rows.
+const MethodOptions kAlways{{"min_keys", 0}, {"max_cost", 1000}, {"last_rows", 0}};
 
-SparseIndex build(const Problem& problem, MethodOptions options, MethodState* state = nullptr) {
+SparseIndex build(const Problem& problem, MethodOptions options,
+                  const MethodContext& context = {}) {
   for (const auto& [name, value] : kAlways) options.insert({name, value});
   const Method& method = find_method("auto");
-  MethodContext context;
-  context.state = state;
   return method.build_index(problem.input(), problem.params, resolve_options(method, options),
                             context);
+}
+
+MethodContext with(MethodState& state) {
+  MethodContext context;
+  context.state = &state;
+  return context;
 }
 
 std::vector<MassTable> tables_of(const Problem& problem, std::int64_t rows) {
@@ -321,6 +326,36 @@ TEST(Auto, ShortOrExpensiveHeadsAreDense) {
   }
 }
 
+// The prompt's end sees every key; a chunk that may be any part of it spends little on that.
+TEST(Auto, LastRowsOfThePromptSeeEveryKey) {
+  Case c;
+  c.batch = 2;
+  c.q_len = 1024;
+  c.extra = 100;
+  c.dim = c.v_dim = 16;
+  const Problem problem = make_problem(c);
+  const auto exact_rows = [&](double last_rows, std::vector<std::int64_t> after) {
+    MethodContext context;
+    context.rows_after = after;
+    const SparseIndex index = build(problem, {{"last_rows", last_rows}}, context);
+    std::vector<std::int64_t> rows;
+    for (std::int64_t b = 0; b < c.batch; ++b) {
+      EXPECT_EQ(index.head(b, 0).kind, HeadIndex::Kind::kDiagonal);
+      EXPECT_EQ(index.head(b, c.q_heads - 1).dense_last_rows, index.head(b, 0).dense_last_rows);
+      rows.push_back(index.head(b, 0).dense_last_rows);
+    }
+    return rows;
+  };
+  using Rows = std::vector<std::int64_t>;
+  EXPECT_EQ(exact_rows(64, {0, 0}), (Rows{64, 64}));
+  EXPECT_EQ(exact_rows(64, {63, 64}), (Rows{1, 0}));
+  EXPECT_EQ(exact_rows(64, {}), (Rows{32, 32}));  // one in 32
+  EXPECT_EQ(exact_rows(20, {}), (Rows{20, 20}));
+  EXPECT_EQ(exact_rows(0, {0, 0}), (Rows{0, 0}));
+  EXPECT_THROW(exact_rows(64, {0}), InvalidArgument);
+  EXPECT_THROW(exact_rows(64, {0, -1}), InvalidArgument);
+}
+
 bool same(const HeadIndex& a, const HeadIndex& b) {
   return a.kind == b.kind && a.columns == b.columns && a.runs.size() == b.runs.size() &&
          std::equal(a.runs.begin(), a.runs.end(), b.runs.begin(),
@@ -357,13 +392,15 @@ class Turning {
   }
 
   // Rows [begin, begin + rows) with the keys up to the last of them.
-  SparseIndex build(std::int64_t begin, std::int64_t rows, double share_rows, MethodState& state) {
+  SparseIndex build(std::int64_t begin, std::int64_t rows, double share_rows, MethodState& state,
+                    double last_rows = 0, std::span<const std::int64_t> rows_after = {}) {
     const AttentionInput input = part_of(problem_.input(), 0, begin, rows, begin + rows);
     const Method& method = find_method("auto");
     MethodOptions options = kAlways;
     options["share_rows"] = share_rows;
-    MethodContext context;
-    context.state = &state;
+    options["last_rows"] = last_rows;
+    MethodContext context = with(state);
+    context.rows_after = rows_after;
     return method.build_index(input, problem_.params, resolve_options(method, options), context);
   }
 
@@ -425,7 +462,7 @@ TEST(Auto, TakesUpTheStateOfAnotherMethod) {
   method.build_index(first.input(), first.params, resolve_options(method, {}), context);
   c.extra = 100;
   const Problem next = make_problem(c);
-  const SparseIndex index = build(next, {}, &state);
+  const SparseIndex index = build(next, {}, with(state));
   EXPECT_TRUE(same(index.head(0, 0), build(next, {}).head(0, 0)));
 }
 
@@ -436,15 +473,29 @@ TEST(Auto, RefusesTheStateOfOthers) {
   c.q_heads = 4;
   c.kv_heads = 2;
   MethodState state;
-  build(make_problem(c), {}, &state);
+  build(make_problem(c), {}, with(state));
   c.q_heads = 6;
   try {
-    build(make_problem(c), {}, &state);
+    build(make_problem(c), {}, with(state));
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_NE(std::string(e.what()).find("4 query heads; the input has 1 of 6"), std::string::npos)
         << e.what();
   }
+}
+
+// What is remembered of a chunk holds for the next one, but not how many of its rows were the last.
+TEST(Auto, RemembersNoLastRows) {
+  Turning prompt;
+  MethodState state;
+  const std::int64_t more[] = {1100};
+  const std::int64_t none[] = {0};
+  const HeadIndex first = prompt.build(1200, 100, 1000, state, 64, more).head(0, 0);
+  const HeadIndex last = prompt.build(1300, 100, 1000, state, 64, none).head(0, 0);
+  EXPECT_TRUE(same(first, last));
+  EXPECT_EQ(first.dense_last_rows, 0);
+  EXPECT_EQ(last.dense_last_rows, 64);
+  EXPECT_EQ(prompt.build(1400, 100, 1000, state, 64, more).head(0, 0).dense_last_rows, 0);
 }
 
 }  // namespace

@@ -249,7 +249,7 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int k
       }
       const BoxCosts costs = box_costs(problem, kernels == 90 && sm90_takes(problem));
       if (!coverage_may_pay(problem, recipe.coverage, costs)) return {};
-      return build_coverage_index(problem, recipe.coverage, costs,
+      return build_coverage_index(problem, recipe.coverage, recipe.rows_after, costs,
                                   memory(coverage_index_bytes(problem, recipe.coverage)), stream);
     }
   }

@@ -5,8 +5,9 @@
 
 namespace minference::cuda {
 
-// The heads of one KV head together, so that its keys stay in cache, and of these the last rows
-// first: causal rows grow longer, and the longest must not come last.
+// First the parts of divided tiles whose rows see every key: the longest must not come last. Then the
+// heads of one KV head together, so that its keys stay in cache, and of these the last rows first, as
+// causal rows grow longer.
 class TileOrder {
  public:
   __device__ explicit TileOrder(const Problem& problem)
@@ -19,11 +20,16 @@ class TileOrder {
   // The tile of a turn; false where there is none.
   __device__ bool tile(const DeviceIndex& index, int turn, RowTile& tile) const {
     const int group = problem_.group;
-    const int of_kv_head = group * (tiles_ + 1);
-    const int kv_head = turn / of_kv_head % problem_.kv_heads;
-    const int place = turn % of_kv_head / group - 1;  // -1: the second side of a divided tile
-    tile.b = turn / of_kv_head / problem_.kv_heads;
-    tile.h = kv_head * group + turn % group;
+    const int heads = problem_.batch * problem_.q_heads;
+    int place = -1;  // the second side of a divided tile
+    int head = turn;
+    if (turn >= heads) {
+      const int of_kv_head = group * tiles_;
+      place = (turn - heads) % of_kv_head / group;
+      head = (turn - heads) / of_kv_head * group + (turn - heads) % group;
+    }
+    tile.b = head / problem_.q_heads;
+    tile.h = head % problem_.q_heads;
     const Geometry geometry = sequence_geometry(problem_, tile.b);
     int dense_rows = 0;
     if (index.heads != nullptr) {

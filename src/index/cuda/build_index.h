@@ -50,11 +50,12 @@ DeviceIndex build_flexprefill_index(const Problem& problem, const FlexPrefillRul
                                     const IndexWorkspace& workspace, cudaStream_t stream);
 
 // auto: per head the cheapest columns and runs with which the heads of a sequence hold a share of the
-// attention mass, or exact attention. A causal problem without explicit mask. Errors as above.
+// attention mass, or exact attention. A causal problem without explicit mask. rows_after: rows of the
+// prompt behind a sequence's, [batch] or empty (not known). Errors as above.
 std::int64_t coverage_index_bytes(const Problem& problem, const CoverageRule& rule);
 DeviceIndex build_coverage_index(const Problem& problem, const CoverageRule& rule,
-                                 const BoxCosts& costs, const IndexWorkspace& workspace,
-                                 cudaStream_t stream);
+                                 std::span<const std::int64_t> rows_after, const BoxCosts& costs,
+                                 const IndexWorkspace& workspace, cudaStream_t stream);
 // Why there is no such index for these tensors; null where there is one.
 const char* coverage_refusal(const Problem& problem);
 // Whether sizes alone leave it open that an estimate pays.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "attention/cuda/check.h"
+#include "index/coverage_rule.h"
 #include "index/cuda/build_index.h"
 #include "index/cuda/check_problem.h"
 #include "index/cuda/coverings.h"
@@ -107,10 +108,11 @@ __device__ int write_runs(const Densities& densities, int least_step, BlockScan&
   return before;
 }
 
-// A block a head.
-__global__ void __launch_bounds__(kSelectThreads) write_heads(const __grid_constant__ Arguments a) {
+// A block a head, from the first one of a sequence on. rows_after: see exact_last_rows().
+__global__ void __launch_bounds__(kSelectThreads)
+    write_heads(const __grid_constant__ Arguments a, int first_sequence, std::int64_t rows_after) {
   __shared__ BlockScan::Shared scan_memory;
-  const std::int64_t head = blockIdx.x;
+  const std::int64_t head = std::int64_t{first_sequence} * a.problem.q_heads + blockIdx.x;
   const std::int32_t chosen = a.coverings.chosen[head];
   if (chosen == kDenseOffer) {
     if (threadIdx.x == 0) a.heads[head] = {};
@@ -122,6 +124,9 @@ __global__ void __launch_bounds__(kSelectThreads) write_heads(const __grid_const
   DeviceHead result;
   result.kind = HeadIndex::Kind::kDiagonal;
   result.rounding = RunRounding::kBox;
+  const std::int64_t last_rows = exact_last_rows(a.rule.rule, geometry.q_len, rows_after);
+  result.dense_last_rows =
+      static_cast<std::int32_t>(last_rows < geometry.q_len ? last_rows : geometry.q_len);
   result.column_begin = head * a.rule.column_room;
   result.run_begin = head * a.run_room;
   BlockScan scan(scan_memory);
@@ -196,8 +201,8 @@ std::int64_t coverage_index_bytes(const Problem& problem, const CoverageRule& ru
 }
 
 DeviceIndex build_coverage_index(const Problem& problem, const CoverageRule& rule,
-                                 const BoxCosts& costs, const IndexWorkspace& workspace,
-                                 cudaStream_t stream) {
+                                 std::span<const std::int64_t> rows_after, const BoxCosts& costs,
+                                 const IndexWorkspace& workspace, cudaStream_t stream) {
   MemoryPieces given(workspace.data);
   const Arguments a = lay_out(problem, rule, costs, given);
   check_workspace(workspace, given.used());
@@ -206,14 +211,19 @@ DeviceIndex build_coverage_index(const Problem& problem, const CoverageRule& rul
   check(cudaGetLastError(), "choosing the heads to estimate");
   estimate_coverage(problem, a.plan, a.wanted, a.masses, stream);
   choose_coverings(problem, a.plan, a.wanted, a.masses, a.rule, a.coverings, stream);
-  const std::int64_t heads = std::int64_t{problem.batch} * problem.q_heads;
-  write_heads<<<static_cast<unsigned>(heads), kSelectThreads, 0, stream>>>(a);
-  check(cudaGetLastError(), "writing an index");
+  // One launch for neighbours with as many rows to come, which all of a batch mostly have.
+  const auto after = [&](int b) { return rows_after.empty() ? -1 : rows_after[b]; };
+  for (int b = 0, end = 0; b < problem.batch; b = end) {
+    while (end < problem.batch && after(end) == after(b)) ++end;
+    write_heads<<<static_cast<unsigned>((end - b) * problem.q_heads), kSelectThreads, 0, stream>>>(
+        a, b, after(b));
+    check(cudaGetLastError(), "writing an index");
+  }
   DeviceIndex index;
   index.heads = a.heads;
   index.columns = a.columns;
   index.runs = a.runs;
-  index.column_capacity = heads * a.rule.column_room;
+  index.column_capacity = std::int64_t{problem.batch} * problem.q_heads * a.rule.column_room;
   index.dense_apart = true;
   return index;
 }
