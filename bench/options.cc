@@ -44,8 +44,8 @@ std::vector<std::int64_t> parse_lengths(const std::vector<std::string>& texts, s
     // Compared before the product, which might wrap.
     const std::int64_t factor = kilo ? kKilo : 1;
     if (error != std::errc() || stop != end || value > max / factor || value * factor < min) {
-      throw InvalidArgument("'" + text + "' is not a length from " + std::to_string(min) + " to " +
-                            std::to_string(max) + " tokens (k = 1024)");
+      throw InvalidArgument("--tokens: '" + text + "' is not a length from " + std::to_string(min) +
+                            " to " + std::to_string(max) + " tokens (k = 1024)");
     }
     lengths.push_back(value * factor);
   }

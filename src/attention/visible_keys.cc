@@ -253,22 +253,34 @@ bool VisibleKeys::next_columns(Tile& tile) {
 
 void VisibleKeys::mark_row(const SequenceGeometry& geometry, const HeadIndex* head,
                            std::int64_t row, std::uint64_t* bits) {
-  Tile tile;
-  const auto visible = [&] {
-    if (tile.mask != nullptr) return tile.mask[0];
-    return tile.count == kWord ? ~std::uint64_t{0} : (std::uint64_t{1} << tile.count) - 1;
-  };
   start(geometry, head, row, row + 1);
-  while (next_keys(tile)) {
-    const std::int64_t shift = tile.begin % kWord;
-    bits[tile.begin / kWord] |= visible() << shift;
-    if (shift > 0) bits[tile.begin / kWord + 1] |= visible() >> (kWord - shift);
-  }
-  while (next_columns(tile)) {
-    for (std::uint64_t rest = visible(); rest != 0; rest &= rest - 1) {
-      const std::int64_t key = head->columns[tile.begin + std::countr_zero(rest)];
-      bits[key / kWord] |= std::uint64_t{1} << (key % kWord);
+  const std::uint64_t* mask =
+      geometry.mask == nullptr ? nullptr : geometry.mask + row * geometry.mask_row_stride;
+  const auto mark = [&](std::int64_t key, std::uint64_t word) {
+    bits[key / kWord] |= mask == nullptr ? word : word & mask[key / kWord];
+  };
+  if (head_ != nullptr && head_->kind == HeadIndex::Kind::kDiagonal) {
+    const auto& columns = head_->columns;
+    auto column = std::lower_bound(columns.begin(), columns.end(), first_);
+    for (; column != columns.end() && *column < end_; ++column) {
+      mark(*column, std::uint64_t{1} << (*column % kWord));
     }
+    if (head_->rounding == RunRounding::kNone) {
+      // The row block's marks are no row's.
+      Tile tile;
+      while (next_keys(tile)) {
+        const std::uint64_t all = tile.count == kWord ? ~std::uint64_t{0} : (1ULL << kGranule) - 1;
+        const std::uint64_t word = tile.mask == nullptr ? all : tile.mask[0];
+        const std::int64_t shift = tile.begin % kWord;
+        bits[tile.begin / kWord] |= word << shift;
+        if (shift > 0) bits[tile.begin / kWord + 1] |= word >> (kWord - shift);
+      }
+      return;
+    }
+  }
+  for (std::int64_t key = first_ / kWord * kWord; key < end_; key += kWord) {
+    const std::uint64_t marked = marks_.empty() ? ~std::uint64_t{0} : marks_[key / kWord];
+    mark(key, marked & range_bits(first_, end_, key));
   }
 }
 

@@ -25,7 +25,6 @@ int list() {
     }
   }
   std::printf("  %-18s llama.cpp's own attention, untouched\n", llama_host::kStock);
-  std::printf("\nKV methods:\n  %-18s every key and value is kept\n", "dense");
   std::printf("\nmodels with shipped patterns (--pattern):\n");
   for (const std::string& name : shipped_patterns()) std::printf("  %s\n", name.c_str());
   std::printf(

@@ -3,7 +3,9 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <sstream>
+#include <system_error>
 
 #include "cli/shipped_patterns.h"
 #include "llama/plugin_config.h"
@@ -44,7 +46,11 @@ CLI::Validator number_between(double min, double max) {
 CLI::Validator shipped_pattern() {
   const auto replace = [](std::string& input) -> std::string {
     input = find_pattern(input);
-    return {};
+    std::error_code ignored;
+    if (input.empty() || std::filesystem::exists(input, ignored)) return {};
+    std::string names;
+    for (const std::string& name : shipped_patterns()) names += (names.empty() ? "" : ", ") + name;
+    return "'" + input + "' is neither a file nor the name of a shipped pattern: " + names;
   };
   return CLI::Validator(replace, "");
 }
@@ -128,7 +134,10 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->check(CLI::IsMember({"0", "1"}))
       ->envname("MINFERENCE_LINEAR")
       ->capture_default_str();
-  command.add_option("-c,--ctx", options.context, "Context size in tokens (default: as needed)")
+  command
+      .add_option("-c,--ctx", options.context,
+                  "Context size in tokens, which llama.cpp rounds up to multiples of "
+                  "256\n(default: as needed)")
       ->check(integer_between(1, kMaxContext));
   command.add_option("--ubatch", options.ubatch, "Tokens of a prefill step")
       ->check(integer_between(kRowBlock, 16384))

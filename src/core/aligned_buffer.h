@@ -1,23 +1,20 @@
-// AlignedBuffer: cache-line aligned scratch memory that is not initialised.
+// AlignedBuffer: an owner of scratch memory (scratch_memory.h), not initialised.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <utility>
+
+#include "core/scratch_memory.h"
 
 namespace minference {
 
 template <class T>
 class AlignedBuffer {
  public:
-  static constexpr std::align_val_t kAlignment{64};
-
   AlignedBuffer() = default;
   explicit AlignedBuffer(std::int64_t size)
-      : data_(static_cast<T*>(
-            ::operator new(static_cast<std::size_t>(size) * sizeof(T), kAlignment))),
-        size_(size) {}
+      : data_(static_cast<T*>(take_scratch(bytes(size)))), size_(size) {}
   AlignedBuffer(AlignedBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
@@ -27,7 +24,7 @@ class AlignedBuffer {
   }
   AlignedBuffer(const AlignedBuffer&) = delete;
   AlignedBuffer& operator=(const AlignedBuffer&) = delete;
-  ~AlignedBuffer() { ::operator delete(data_, kAlignment); }
+  ~AlignedBuffer() { release_scratch(data_, bytes(size_)); }
 
   T* data() { return data_; }
   const T* data() const { return data_; }
@@ -36,6 +33,8 @@ class AlignedBuffer {
   const T& operator[](std::int64_t i) const { return data_[i]; }
 
  private:
+  static std::size_t bytes(std::int64_t size) { return static_cast<std::size_t>(size) * sizeof(T); }
+
   T* data_ = nullptr;
   std::int64_t size_ = 0;
 };

@@ -1,129 +1,30 @@
 #include "minference/guard.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
+#include <span>
 #include <string>
+#include <vector>
 
-#include "attention/cpu/row_block_scratch.h"
 #include "attention/cuda/library.h"
-#include "attention/precision.h"
 #include "attention/validate.h"
 #include "attention/visible_keys.h"
 #include "core/stopwatch.h"
 #include "guard/recalls.h"
 #include "guard/row_sample.h"
-#include "index/packed_keys.h"
+#include "index/kept_mass.h"
 #include "minference/error.h"
 
 namespace minference {
 namespace {
 
-using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU tile kernels
-
-// One bit per key for each sampled row of a sequence.
-class RowBits {
- public:
-  void reset(std::int64_t rows, std::int64_t kv_len) {
-    words_ = round_up(kv_len, kBatchKeys) / 64 + 1;
-    bits_.assign(rows * words_, 0);
-  }
-
-  // Sets the bits of the keys that `row`, the i-th sampled one, sees; head null: all of them.
-  void collect(std::int64_t i, const SequenceGeometry& geometry, const HeadIndex* head,
-               std::int64_t row, VisibleKeys& keys) {
-    keys.mark_row(geometry, head, row, bits_.data() + i * words_);
-  }
-
-  // Those of a batch of keys from `key` on.
-  const std::uint64_t* batch(std::int64_t i, std::int64_t key) const {
-    return bits_.data() + i * words_ + key / 64;
-  }
-
- private:
-  std::int64_t words_ = 0;
-  std::vector<std::uint64_t> bits_;  // [rows][words]
-};
-
-// The sampled rows of one sequence, and what they see.
-struct Sample {
-  std::int64_t rows = 0;
-  std::int64_t q_len = 0;
-  RowBits visible;
-
-  std::int64_t row(std::int64_t i) const { return RowSample::row(i, rows, q_len); }
-};
-
-struct Worker {
-  RowBlockScratch rows;
-  VisibleKeys visible;
-  RowBits kept;
-  std::uint64_t kept_mask[kTileRows][kBatchKeys / 64];
-  float sums[kTileRows][2];
-
-  Worker(const KernelTable& kernels, const AttentionInput& input, const AttentionParams& params)
-      : rows(kernels, input, params, 0) {}
-};
-
-// Makes worker.rows.keys the batch from `key` on, as the sampled rows see it. False when none does.
-bool load_batch(const PackedKeys& packed, const Sample& sample, std::int64_t b, std::int64_t h,
-                std::int64_t key, Worker& worker) {
-  const std::int64_t count = std::min(kBatchKeys, packed.geometry()[b].kv_len - key);
-  KeyBatch& keys = worker.rows.keys;
-  keys.clear();
-  bool any = false;
-  for (std::int64_t i = 0; i < sample.rows; ++i) {
-    for (std::int64_t w = 0; w < kBatchKeys / 64; ++w) {
-      const std::uint64_t seen = sample.visible.batch(i, key)[w];
-      any = any || seen != 0;
-      keys.masked = keys.masked || seen != ~std::uint64_t{0};
-      keys.mask[i][w] = seen;
-      worker.kept_mask[i][w] = worker.kept.batch(i, key)[w];
-    }
-  }
-  keys.granules = round_up(count, kKeyGranule) / kKeyGranule;
-  for (std::int64_t g = 0; g < keys.granules; ++g) {
-    keys.keys[g] = packed.keys(b, h, key + g * kKeyGranule);
-  }
-  return any;
-}
-
-double head_recall(const KernelTable& kernels, const PackedKeys& packed, const Sample& sample,
-                   const HeadIndex* head, std::int64_t b, std::int64_t h, Worker& worker) {
-  static_assert(kMaxGuardRows <= kTileRows);
-  const SequenceGeometry& geometry = packed.geometry()[b];
-  RowBlock& block = worker.rows.block;
-  worker.rows.load(b, h, sample.rows, [&](std::int64_t i) { return sample.row(i); });
-  worker.kept.reset(sample.rows, geometry.kv_len);
-  for (std::int64_t i = 0; i < sample.rows; ++i) {
-    worker.kept.collect(i, geometry, head, sample.row(i), worker.visible);
-  }
-
-  // Per row, the kept part of the running sum of exponentials, and the shift that it is relative to.
-  double kept[kTileRows] = {};
-  float shift[kTileRows] = {};
-  kernels.enter();
-  const std::int64_t first = geometry.first_key(sample.row(0)) / kBatchKeys * kBatchKeys;
-  for (std::int64_t key = first; key < geometry.kv_len; key += kBatchKeys) {
-    if (!load_batch(packed, sample, b, h, key, worker)) continue;
-    kernels.split_exponentials(block, worker.rows.keys, worker.kept_mask, worker.sums);
-    for (std::int64_t i = 0; i < sample.rows; ++i) {
-      if (shift[i] != block.shift[i]) {
-        if (kept[i] > 0.0) kept[i] *= std::exp2(static_cast<double>(shift[i]) - block.shift[i]);
-        shift[i] = block.shift[i];
-      }
-      kept[i] += worker.sums[i][0];
-    }
-  }
-  kernels.leave();
-
+// Mean over the rows that see anything.
+double mean_recall(std::span<const RowMass> masses) {
   double total = 0.0;
   std::int64_t counted = 0;
-  for (std::int64_t i = 0; i < sample.rows; ++i) {
-    const double all = kernels.row_sum(block, i);
+  for (const RowMass& mass : masses) {
+    const double all = mass.kept + mass.left_out;
     if (all == 0.0) continue;
-    // Both are rounded sums, in different orders.
-    total += std::min(kept[i] / all, 1.0);
+    total += mass.kept / all;
     counted += 1;
   }
   return counted > 0 ? total / static_cast<double>(counted) : 1.0;
@@ -135,28 +36,20 @@ std::vector<double> sampled_recall(const AttentionInput& input, const AttentionP
   if (input.q.device.kind == Device::Kind::kCuda) {
     return mass_recall_cuda(input, params, index, rows);
   }
-  const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
-  std::vector<double> recall(index.heads.size(), 1.0);
-  std::vector<std::uint8_t> wanted(index.heads.size());
-  std::transform(index.heads.begin(), index.heads.end(), wanted.begin(), [](const HeadIndex& head) {
-    return head.kind == HeadIndex::Kind::kDense ? 0 : 1;
-  });
-  PackedKeys packed(kernels, input, params, input.q.tokens());
-  std::vector<Sample> samples(index.batch);
-  VisibleKeys visible;
+  static_assert(kMaxGuardRows <= kRowBlock);
+  KeptMassRequest request;
   for (std::int64_t b = 0; b < index.batch; ++b) {
-    const SequenceGeometry& geometry = packed.geometry()[b];
-    Sample& sample = samples[b];
-    sample.q_len = geometry.q_len;
-    sample.rows = rows.count(geometry.q_len);
-    sample.visible.reset(sample.rows, geometry.kv_len);
-    for (std::int64_t i = 0; i < sample.rows; ++i) {
-      sample.visible.collect(i, geometry, nullptr, sample.row(i), visible);
+    const std::int64_t q_len = SequenceGeometry(input, params, b).q_len;
+    const std::int64_t count = rows.count(q_len);
+    std::vector<std::int64_t>& sampled = request.rows.emplace_back(count);
+    for (std::int64_t i = 0; i < count; ++i) sampled[i] = RowSample::row(i, count, q_len);
+    for (std::int64_t h = 0; h < index.q_heads; ++h) {
+      request.heads.push_back(sparse_head(&index, b, h));
     }
   }
-  packed.for_each_head<Worker>(wanted, [&](std::int64_t b, std::int64_t h, Worker& worker, int) {
-    recall[b * index.q_heads + h] =
-        head_recall(kernels, packed, samples[b], sparse_head(&index, b, h), b, h, worker);
+  std::vector<double> recall(index.heads.size(), 1.0);
+  for_each_kept_mass(input, params, request, [&](std::int64_t i, std::span<const RowMass> masses) {
+    recall[i] = mean_recall(masses);
   });
   return recall;
 }

@@ -58,6 +58,8 @@ class HeadEstimate {
     lanes.assign((before_ + table.distances) * kMaxLanes, 0.0F);
     for (std::int64_t r = 0; r < rows_; ++r) {
       block_granule_[r] = floor_granule(first + rows[r] / kRowBlock * kRowBlock);
+      if (r == 0 || block_granule_[r] != block_granule_[r - 1]) ++blocks_;
+      block_end_[blocks_ - 1] = r + 1;
     }
   }
 
@@ -106,9 +108,15 @@ class HeadEstimate {
   // Moves a key's mass, one probability a row, from class 0 to its own.
   void take_column(int weight_class, std::int64_t key, float* probabilities) {
     float* of_class = table_.by_distance.data() + weight_class * table_.distances;
-    for (std::int64_t r = 0; r < rows_; ++r) {
-      const float mass = std::exchange(probabilities[r * kProbabilityStride], 0.0F);
-      if (mass != 0.0F) of_class[entry(r, key)] += mass;
+    std::int64_t r = 0;
+    // Rows of a block have one entry; none for keys behind the block, where they have no mass.
+    for (std::int64_t i = 0; i < blocks_; ++i) {
+      const std::int64_t at = entry(r, key);
+      float sum = at >= 0 ? of_class[at] : 0.0F;
+      for (; r < block_end_[i]; ++r) {
+        sum += std::exchange(probabilities[r * kProbabilityStride], 0.0F);
+      }
+      if (at >= 0) of_class[at] = sum;
     }
   }
 
@@ -126,20 +134,12 @@ class HeadEstimate {
   std::int64_t before_ = 0;
   float mean_ = 0;                              // mass of a key, expected
   std::int64_t block_granule_[kTileRows] = {};  // granule of the first row of the row's block
+  std::int64_t blocks_ = 0;                     // row blocks of the rows
+  std::int64_t block_end_[kTileRows] = {};      // behind the last row of each
 };
-
-// Rows spread evenly over the chunk, `count` or all of them.
-std::vector<std::int64_t> spread_rows(std::int64_t q_len, std::int64_t count) {
-  count = std::min(count, q_len);
-  std::vector<std::int64_t> rows(count);
-  for (std::int64_t r = 0; r < count; ++r) rows[r] = q_len * (2 * r + 1) / (2 * count);
-  return rows;
-}
 
 struct Worker {
   RowProbabilities probabilities;
-  VisibleKeys visible;
-  std::vector<std::uint64_t> kept;  // [kCheckRows][words]
   MassTable table;
   std::vector<float> lanes;  // of HeadEstimate
 
@@ -147,45 +147,28 @@ struct Worker {
       : probabilities(kernels, input, params) {}
 };
 
-// Share of the mass beyond the sinks that `head` keeps of some rows. To be called between the kernels'
-// enter() and leave().
-double kept_share(const PackedKeys& packed, std::int64_t b, std::int64_t h, const HeadIndex& head,
-                  Worker& worker) {
-  const SequenceGeometry& geometry = packed.geometry()[b];
-  const std::vector<std::int64_t> rows = spread_rows(geometry.q_len, kCheckRows);
-  const std::int64_t words = geometry.kv_len / 64 + 2;
-  worker.kept.assign(rows.size() * words, 0);
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    worker.visible.mark_row(geometry, &head, rows[r], worker.kept.data() + r * words);
-  }
-  const RowProbabilities::Split mass = worker.probabilities.split_rows(
-      packed, b, h, rows, MassTable::kSinks, worker.kept.data(), words);
-  const double total = mass.inside + mass.outside;
-  return total > 0 ? mass.inside / total : 1.0;
-}
-
 }  // namespace
+
+std::vector<std::int64_t> spread_rows(std::int64_t q_len, std::int64_t count) {
+  count = std::min(count, q_len);
+  std::vector<std::int64_t> rows(count);
+  for (std::int64_t r = 0; r < count; ++r) rows[r] = q_len * (2 * r + 1) / (2 * count);
+  return rows;
+}
 
 void estimate_coverage(const AttentionInput& input, const AttentionParams& params,
                        std::int64_t rows, std::span<const std::uint8_t> wanted,
-                       const std::function<void(const MassTable&)>& consume,
-                       std::span<const KnownIndex> known) {
+                       const std::function<void(const MassTable&)>& consume) {
   const KernelTable& kernels = *kernel_table(choose_isa(allows_bf16(input, params)));
   PackedKeys packed(kernels, input, params, input.q.tokens());
   packed.for_each_head<Worker>(wanted, [&](std::int64_t b, std::int64_t h, Worker& worker, int) {
-    const KnownIndex of_head = known.empty() ? KnownIndex{} : known[b * input.q.heads() + h];
-    kernels.enter();
-    if (of_head.index != nullptr &&
-        kept_share(packed, b, h, *of_head.index, worker) >= of_head.least_share) {
-      kernels.leave();
-      return;
-    }
     MassTable& table = worker.table;
     table.b = b;
     table.h = h;
     const SequenceGeometry& geometry = packed.geometry()[b];
     const std::vector<std::int64_t> sampled = spread_rows(geometry.q_len, rows);
     HeadEstimate estimate(kernels, geometry, sampled, table, worker.lanes);
+    kernels.enter();
     worker.probabilities.visit_rows(packed, b, h, sampled,
                                     [&](std::int64_t begin, std::int64_t n_keys, float* p) {
                                       estimate.add_batch(begin, n_keys, p);

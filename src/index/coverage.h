@@ -49,24 +49,15 @@ struct MassTable {
   const float* of_class(int c) const { return by_distance.data() + c * distances; }
 };
 
-// Rows of a chunk that judge an index from an earlier one.
-inline constexpr std::int64_t kCheckRows = 8;
-
-// A head's index from an earlier chunk, and the share of the mass, sinks apart, that it has to keep.
-struct KnownIndex {
-  const HeadIndex* index = nullptr;  // null: there is none
-  double least_share = 0;
-};
+// Rows spread evenly over a chunk of q_len, `count` or all of them.
+std::vector<std::int64_t> spread_rows(std::int64_t q_len, std::int64_t count);
 
 // Calls consume(table) for the (sequence, query head) that have queries and keys and whose entry of
 // wanted [batch * q_heads] is not 0, from worker threads, several at a time. `rows`: sampled rows of
-// each, 1 to 64, spread evenly; causal inputs without explicit mask only. `known`, empty or
-// [batch * q_heads]: wanted heads whose index there keeps its share of kCheckRows rows are passed
-// over. Memory: the packed keys, at most 1 GiB at a time; scores are computed twice instead of being
-// kept.
+// each, 1 to 64, spread evenly; causal inputs without explicit mask only. Memory: the packed keys, at
+// most 1 GiB at a time; scores are computed twice instead of being kept.
 void estimate_coverage(const AttentionInput& input, const AttentionParams& params,
                        std::int64_t rows, std::span<const std::uint8_t> wanted,
-                       const std::function<void(const MassTable&)>& consume,
-                       std::span<const KnownIndex> known = {});
+                       const std::function<void(const MassTable&)>& consume);
 
 }  // namespace minference

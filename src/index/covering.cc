@@ -138,7 +138,12 @@ void add_coverings(const MassTable& table, const std::vector<double>& keys, int 
 std::vector<Covering> coverings(const MassTable& table, const KeyCosts& costs) {
   const std::vector<double> keys = keys_by_distance(table);
   std::vector<Covering> found;
-  for (int c = 1; c < MassTable::kClasses; ++c) add_coverings(table, keys, c, found);
+  bool in_class[MassTable::kClasses] = {true};
+  for (const MassTable::Column& column : table.columns) in_class[column.weight_class] = true;
+  for (int c = 1; c < MassTable::kClasses; ++c) {
+    // Without columns in the class below, these would be that one's coverings again.
+    if (in_class[c - 1]) add_coverings(table, keys, c, found);
+  }
   const auto cost = [&](const Covering& covering) {
     return costs.run * covering.run_keys + costs.column * covering.column_keys;
   };

@@ -58,76 +58,17 @@ class RowProbabilities {
                   std::span<const std::int64_t> rows, Consume&& consume) {
     rows_.load(b, h, static_cast<std::int64_t>(rows.size()),
                [=](std::int64_t i) { return rows[i]; });
-    visit_batches([&](cpu::KeyBatch& keys,
-                      auto&& batch) { for_each_batch(packed, b, h, rows, 0, keys, batch); },
-                  consume);
-  }
-
-  // Mass of rows as in visit_rows(), all together, on the keys from `least_key` on, at most kKeyGranule.
-  struct Split {
-    double inside = 0;  // of `part`
-    double outside = 0;
-  };
-  // Bit j % 64 of part[i * words + j / 64]: key j of rows[i] is inside; words >= kv_len / 64 + 2. In one
-  // pass over the keys.
-  Split split_rows(const PackedKeys& packed, std::int64_t b, std::int64_t h,
-                   std::span<const std::int64_t> rows, std::int64_t least_key,
-                   const std::uint64_t* part, std::int64_t words) {
-    const SequenceGeometry& geometry = packed.geometry()[b];
-    const auto count = static_cast<std::int64_t>(rows.size());
-    cpu::RowBlock& block = rows_.block;
-    cpu::KeyBatch& keys = rows_.keys;
-    rows_.load(b, h, count, [=](std::int64_t i) { return rows[i]; });
-    if (geometry.first_key(rows.front()) < least_key) {
-      // Keys that count nowhere else have their share of each row's sum.
-      std::uint64_t visible[cpu::kTileRows];
-      for (std::int64_t i = 0; i < count; ++i) {
-        visible[i] = range_bits(geometry.first_key(rows[i]),
-                                std::min(geometry.end_key(rows[i]), least_key), 0);
-      }
-      keys.clear();
-      keys.add(packed.keys(b, h, 0), packed.granule_bytes(), nullptr, 0, cpu::kKeyGranule, visible,
-               count);
-      kernels_.sum_exponentials(block, keys);
-    }
-    // Relative to the shift that a row had then.
-    Split sums[cpu::kTileRows];
-    float shift[cpu::kTileRows] = {};
-    for_each_batch(packed, b, h, rows, least_key, keys, [&](std::int64_t begin) {
-      std::uint64_t inside[cpu::kTileRows][cpu::kBatchKeys / 64];
-      float added[cpu::kTileRows][2];
-      for (std::int64_t i = 0; i < count; ++i) {
-        std::copy_n(part + i * words + begin / 64, cpu::kBatchKeys / 64, inside[i]);
-      }
-      kernels_.split_exponentials(block, keys, inside, added);
-      for (std::int64_t i = 0; i < count; ++i) {
-        if (shift[i] != block.shift[i]) {
-          const double factor = std::exp2(static_cast<double>(shift[i]) - block.shift[i]);
-          if (sums[i].inside > 0) sums[i].inside *= factor;
-          if (sums[i].outside > 0) sums[i].outside *= factor;
-          shift[i] = block.shift[i];
-        }
-        sums[i].inside += added[i][0];
-        sums[i].outside += added[i][1];
-      }
-    });
-    Split total;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const double all = kernels_.row_sum(block, i);
-      if (all == 0.0) continue;  // sees nothing
-      total.inside += sums[i].inside / all;
-      total.outside += sums[i].outside / all;
-    }
-    return total;
+    visit_batches(
+        [&](cpu::KeyBatch& keys, auto&& batch) { for_each_batch(packed, b, h, rows, keys, batch); },
+        consume);
   }
 
  private:
-  // Fills the empty `keys` with the keys from `least_key` on that rows see, and calls batch(begin) for
-  // each batch.
+  // Fills the empty `keys` with the keys that rows see, and calls batch(begin) for each batch.
   template <class Batch>
   static void for_each_batch(const PackedKeys& packed, std::int64_t b, std::int64_t h,
-                             std::span<const std::int64_t> rows, std::int64_t least_key,
-                             cpu::KeyBatch& keys, Batch&& batch) {
+                             std::span<const std::int64_t> rows, cpu::KeyBatch& keys,
+                             Batch&& batch) {
     using cpu::kBatchKeys;
     using cpu::kTileKeys;
     const SequenceGeometry& geometry = packed.geometry()[b];
@@ -137,7 +78,7 @@ class RowProbabilities {
     for (std::int64_t begin = first; begin < end; begin += kBatchKeys) {
       keys.clear();
       for (std::int64_t tile = begin; tile < std::min(begin + kBatchKeys, end); tile += kTileKeys) {
-        const bool all = mark_visible(geometry, rows, least_key, tile, words);
+        const bool all = mark_visible(geometry, rows, tile, words);
         keys.add(packed.keys(b, h, tile), packed.granule_bytes(), nullptr, 0, kTileKeys,
                  all ? nullptr : words, static_cast<std::int64_t>(rows.size()));
       }
@@ -166,18 +107,17 @@ class RowProbabilities {
     });
   }
 
-  // Bit c of words[i]: rows[i] sees key begin + c, from least_key on. True, and words are not written, when
-  // all of the tile's bits are set.
+  // Bit c of words[i]: rows[i] sees key begin + c. True, and words are not written, when all of the
+  // tile's bits are set.
   static bool mark_visible(const SequenceGeometry& geometry, std::span<const std::int64_t> rows,
-                           std::int64_t least_key, std::int64_t begin, std::uint64_t* words) {
+                           std::int64_t begin, std::uint64_t* words) {
     // Rows ascend, and with them both ends of what they see.
-    if (std::max(geometry.first_key(rows.back()), least_key) <= begin &&
+    if (geometry.first_key(rows.back()) <= begin &&
         geometry.end_key(rows.front()) >= begin + cpu::kTileKeys) {
       return true;
     }
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      words[i] = range_bits(std::max(geometry.first_key(rows[i]), least_key),
-                            geometry.end_key(rows[i]), begin);
+      words[i] = range_bits(geometry.first_key(rows[i]), geometry.end_key(rows[i]), begin);
     }
     return false;
   }

@@ -259,6 +259,7 @@ void Engine::open_context(std::int64_t size) {
         explain("llama.cpp cannot make a context of " + std::to_string(size) + " tokens"));
   }
   used_ = 0;
+  asked_context_ = size;
   load_seconds_ += seconds_since(start);
 }
 
@@ -332,8 +333,12 @@ void Engine::check_prompt(std::span<const Token> prompt) const {
   const auto total = static_cast<std::int64_t>(prompt.size());
   if (total == 0) throw InvalidArgument("the prompt is empty");
   if (total > context_size()) {
+    std::string holds = std::to_string(context_size());
+    if (context_size() != asked_context_) {
+      holds += " (" + std::to_string(asked_context_) + ", rounded up by llama.cpp)";
+    }
     throw InvalidArgument("the prompt has " + std::to_string(total) +
-                          " tokens, the context holds " + std::to_string(context_size()));
+                          " tokens, the context holds " + holds);
   }
   validate(segments_, total);
 }

@@ -159,7 +159,8 @@ class Engine {
   ModelInfo info_;
   std::vector<std::string> warnings_;
   double load_seconds_ = 0;
-  std::int64_t used_ = 0;  // tokens in the context
+  std::int64_t used_ = 0;           // tokens in the context
+  std::int64_t asked_context_ = 0;  // tokens; llama.cpp rounds them up
   std::chrono::steady_clock::time_point prefill_start_;
   std::function<void(const AttentionCall&)> observer_;
   std::vector<Segment> segments_;

@@ -2,6 +2,7 @@
 // attention mass, or exact attention where that is as fast.
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "attention/precision.h"
@@ -11,6 +12,7 @@
 #include "index/coverage.h"
 #include "index/coverage_rule.h"
 #include "index/covering.h"
+#include "index/kept_mass.h"
 #include "methods/cost_model.h"
 #include "methods/head_rules.h"
 #include "methods/method_table.h"
@@ -24,6 +26,8 @@ namespace {
 constexpr double kDenseBackoff = 1.5;
 // What the index of an earlier chunk may keep less than when it was estimated.
 constexpr double kCheckSlack = 0.05;
+// Rows of a chunk that judge the index of an earlier one.
+constexpr std::int64_t kCheckRows = 8;
 
 // The options. How long an index is kept counts on the CPU alone.
 struct Rule : CoverageRule {
@@ -68,14 +72,15 @@ class IndexBuilder {
         state_(state),
         index_(dense_method().build_index(input, params, {}, {})),
         wanted_(index_.heads.size(), 0),
-        known_(index_.heads.size()),
         candidates_(index_.heads.size()) {
     fit_state(state, index_);
     for (std::int64_t b = 0; b < index_.batch; ++b) geometry_.emplace_back(input, params, b);
   }
 
   SparseIndex build() {
+    known_.heads.resize(index_.heads.size());
     for (std::int64_t b = 0; b < index_.batch; ++b) plan_sequence(b);
+    check_known();
     if (std::find(wanted_.begin(), wanted_.end(), 1) != wanted_.end()) {
       costs_ = cost_model(choose_isa(allows_bf16(input_, params_)), input_.k.dim(), input_.v.dim(),
                           params_.threads);
@@ -84,7 +89,7 @@ class IndexBuilder {
         candidates_[table.b * index_.q_heads + table.h] = {
             table, coverings(table, {costs_.run_key, costs_.column_key})};
       };
-      estimate_coverage(input_, params_, rule_.rows, wanted_, keep, known_);
+      estimate_coverage(input_, params_, rule_.rows, wanted_, keep);
       for (std::int64_t b = 0; b < index_.batch; ++b) choose(b);
     }
     for (std::int64_t b = 0; b < index_.batch; ++b) keep_last_rows(b);
@@ -95,6 +100,7 @@ class IndexBuilder {
   // Which heads run dense, are estimated, or keep the index of an earlier chunk if it still holds.
   void plan_sequence(std::int64_t b) {
     const SequenceGeometry& geometry = geometry_[b];
+    known_.rows.push_back(spread_rows(geometry.q_len, kCheckRows));
     if (geometry.q_len == 0) return;
     // Rows from before the end of what is remembered are of another prompt.
     if (geometry.position(0) < state_.kv_lens[b]) forget(b);
@@ -105,11 +111,26 @@ class IndexBuilder {
       if (geometry.kv_len >= state_.next_estimate[i]) {
         wanted_[i] = 1;
       } else if (remembered.kind != HeadIndex::Kind::kDense) {
-        wanted_[i] = 1;
-        known_[i] = {&remembered, state_.kept_share[i] - kCheckSlack};
         index_.heads[i] = remembered;
+        known_.heads[i] = &remembered;
       }
     }
+  }
+
+  // Heads whose remembered index keeps too little are estimated.
+  void check_known() {
+    known_.least_key = MassTable::kSinks;
+    for_each_kept_mass(input_, params_, known_,
+                       [&](std::int64_t i, std::span<const RowMass> masses) {
+                         double kept = 0;
+                         double all = 0;
+                         for (const RowMass& mass : masses) {
+                           kept += mass.kept;
+                           all += mass.kept + mass.left_out;
+                         }
+                         const double least = state_.kept_share[i] - kCheckSlack;
+                         if (all > 0 && kept / all < least) wanted_[i] = 1;
+                       });
   }
 
   void forget(std::int64_t b) {
@@ -186,8 +207,8 @@ class IndexBuilder {
   const MethodContext& context_;
   MethodState& state_;
   SparseIndex index_;
-  std::vector<std::uint8_t> wanted_;  // heads that are estimated, unless what is known holds
-  std::vector<KnownIndex> known_;
+  std::vector<std::uint8_t> wanted_;   // heads that are estimated
+  KeptMassRequest known_;              // heads that keep an earlier index if it still holds
   std::vector<Candidate> candidates_;  // the estimated heads'
   std::vector<SequenceGeometry> geometry_;
   CostModel costs_;

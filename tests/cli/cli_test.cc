@@ -39,6 +39,8 @@ TEST(Cli, ListNamesMethodsAndDefaults) {
         "default 8; divisors of 64 from 1 to 64"}) {
     EXPECT_NE(result.out.find(word), std::string::npos) << word;
   }
+  // What no command takes.
+  EXPECT_EQ(result.out.find("KV method"), std::string::npos) << result.out;
 }
 
 TEST(Cli, ShippedPatternsAreListedAndTakenByName) {

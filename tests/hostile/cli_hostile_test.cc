@@ -115,7 +115,8 @@ TEST(Hostile, InvalidUtf8NamesTheByte) {
 
 TEST(Hostile, PromptLongerThanTheContext) {
   const std::string path = temporary_file("long.txt", cli_text(4000));
-  expect_refused(run_with({"-f", path, "-c", "256"}), {"256", "tokens, the context holds"});
+  expect_refused(run_with({"-f", path, "-c", "256"}), {"tokens, the context holds 256"});
+  expect_refused(run_with({"-f", path, "-c", "100"}), {"the context holds 256 (100, rounded up"});
   const std::string longer = temporary_file("longer.txt", cli_text(60000));
   expect_refused(run_with({"-f", longer}), {"8192", "trained"});
 }
@@ -200,6 +201,7 @@ TEST(Hostile, PatternFiles) {
     return run_with({"-p", "Hello", "--pattern", path});
   };
   expect_refused(with("/no/such/pattern.json"), {"/no/such/pattern.json"});
+  expect_refused(with("nope"), {"'nope'", "a file", "smollm2-135m-instruct"});
   expect_refused(with("/tmp"), {"/tmp"});
   for (const char* content :
        {"", "{", "[1, 2]", "{\"0\": []}", "[{\"0\": [\"no_such_type\", 1, 2, 3]}]",
@@ -244,7 +246,8 @@ TEST(Hostile, BenchLengths) {
                              "9007199254740993k", "512,0"}) {
     SCOPED_TRACE(length);
     const std::string bad = length == std::string("512,0") ? "0" : length;
-    expect_refused(bench_with({std::string("--tokens=") + length}), {"'" + bad + "'", "64 to"});
+    expect_refused(bench_with({std::string("--tokens=") + length}),
+                   {"--tokens", "'" + bad + "'", "64 to"});
   }
   expect_refused(bench_with({"-p", "512,16k"}), {"16384", "8192", "trained"});
   const std::string text = temporary_file("short.txt", cli_text(900));

@@ -69,6 +69,24 @@ TEST(MassRecall, SoftCapAndWindow) {
   expect_exact(c, 50);
 }
 
+// More keys than a task takes, and more rows of a KV head than a block.
+TEST(MassRecall, LongPromptsAndManyHeads) {
+  for (const Pattern pattern : {Pattern::kUnionRuns, Pattern::kBlocks, Pattern::kMixed}) {
+    Case c;
+    c.dim = 16;
+    c.q_len = 40;
+    c.extra = 9000;
+    c.q_heads = 7;
+    c.kv_heads = 1;
+    c.pattern = pattern;
+    expect_exact(c, 20);
+    c.window = 500;
+    expect_exact(c, 33);
+    c.window = 5000;
+    expect_exact(c, 1);
+  }
+}
+
 TEST(MassRecall, DenseIsOneAndNothingIsZero) {
   Case c;
   c.pattern = Pattern::kDenseHeads;

@@ -23,6 +23,10 @@ class RowBlockScratch {
   void load(std::int64_t b, std::int64_t h, std::int64_t rows, RowAt&& row_at) {
     const void* addresses[kTileRows] = {};
     for (std::int64_t i = 0; i < rows; ++i) addresses[i] = input_->q.row(b, row_at(i), h);
+    load(addresses, rows);
+  }
+  // The same for query rows of any heads.
+  void load(const void* const* addresses, std::int64_t rows) {
     block.rows = rows;
     kernels_->load_queries(addresses, input_->q.dtype, rows, input_->q.dim(), block.dim, block.q);
     kernels_->reset(block);

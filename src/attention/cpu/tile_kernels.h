@@ -52,6 +52,12 @@ struct TileKernels {
     auto* out = static_cast<Elem*>(packed);
     const std::int64_t padded_n = round_up(n, kKeyGranule);
     for (std::int64_t key = 0; key < padded_n; key += kPanelWidth) {
+      if constexpr (requires { Isa::kPackDepth; }) {
+        if (key + kPanelWidth <= n && dim == padded_dim && dim % Isa::kPackDepth == 0) {
+          Isa::pack_panel(rows + key, dtype, dim, out + key * dim);
+          continue;
+        }
+      }
       for (std::int64_t i = 0; i < kPanelWidth; ++i) {
         Elem* to = block + i * padded_dim;
         if (key + i < n) {

@@ -61,12 +61,9 @@ struct Avx512Vector {
   }
 };
 
-// Transposes a 16 x 16 matrix of 32-bit words: rows of `stride` words to `out_rows` rows of 16.
-inline void transpose_words_16(const void* in, std::int64_t stride, void* out, int out_rows) {
-  const auto* words = static_cast<const std::int32_t*>(in);
-  __m512i row[16];
+// Transposes a 16 x 16 matrix of 32-bit words, a row per register.
+inline void transpose_words_16(__m512i (&row)[16]) {
   __m512i next[16];
-  for (int i = 0; i < 16; ++i) row[i] = _mm512_loadu_si512(words + i * stride);
   for (int i = 0; i < 16; i += 2) {
     next[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
     next[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
@@ -90,8 +87,19 @@ inline void transpose_words_16(const void* in, std::int64_t stride, void* out, i
     row[4 + c] = _mm512_shuffle_i32x4(next[4 + c], next[12 + c], 0x88);
     row[12 + c] = _mm512_shuffle_i32x4(next[4 + c], next[12 + c], 0xDD);
   }
+}
+
+// The same in memory: rows of `stride` words to `out_rows` rows of 16, 8 or all.
+inline void transpose_words_16(const void* in, std::int64_t stride, void* out, int out_rows) {
+  const auto* words = static_cast<const std::int32_t*>(in);
   auto* to = static_cast<std::int32_t*>(out);
-  for (int i = 0; i < out_rows; ++i) _mm512_storeu_si512(to + i * 16, row[i]);
+  __m512i row[16];
+  for (int i = 0; i < 16; ++i) row[i] = _mm512_loadu_si512(words + i * stride);
+  transpose_words_16(row);
+  // Loops of a known length leave the rows in registers.
+  for (int i = 0; i < 8; ++i) _mm512_storeu_si512(to + i * 16, row[i]);
+  if (out_rows == 8) return;
+  for (int i = 8; i < 16; ++i) _mm512_storeu_si512(to + i * 16, row[i]);
 }
 
 }  // namespace

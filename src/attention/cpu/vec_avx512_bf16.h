@@ -32,6 +32,29 @@ struct Avx512Bf16Vector : Avx512Vector {
       transpose_words_16(in + d, dim / 2, out + d * 16, d + 32 <= dim ? 16 : 8);
     }
   }
+  // Packs 16 whole rows of a multiple of kPackDepth elements without a way through memory.
+  static constexpr std::int64_t kPackDepth = 32;
+  static void pack_panel(const void* const* rows, DType dtype, std::int64_t dim, Elem* out) {
+    if (dtype == DType::kF32) return pack_panel<DType::kF32>(rows, dim, out);
+    if (dtype == DType::kF16) return pack_panel<DType::kF16>(rows, dim, out);
+    return pack_panel<DType::kBF16>(rows, dim, out);
+  }
+  template <DType kType>
+  static void pack_panel(const void* const* rows, std::int64_t dim, Elem* out) {
+    for (std::int64_t d = 0; d < dim; d += kPackDepth) {
+      __m512i pairs[16];
+      for (int i = 0; i < 16; ++i) {
+        if constexpr (kType == DType::kBF16) {
+          pairs[i] = _mm512_loadu_si512(static_cast<const Elem*>(rows[i]) + d);
+        } else {
+          pairs[i] =
+              round_pair(load_as_f32(rows[i], kType, d), load_as_f32(rows[i], kType, d + 16));
+        }
+      }
+      transpose_words_16(pairs);
+      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + d * 16 + i * 32, pairs[i]);
+    }
+  }
   // out[16][2] = pairs of (first[i], second[i])
   static void interleave_16(const float* first, const float* second, Elem* out) {
     const __m512i low =
