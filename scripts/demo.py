@@ -35,6 +35,7 @@ METHODS = [
     ("dense", ["--attn", "dense"]),
     ("vertical_slash", ["--attn", "vertical_slash", "--attn-opt", "vertical_size=800",
                         "--attn-opt", "slash_size=1000", "--guard", "report"]),
+    ("auto (the default)", ["--attn", "auto", "--guard", "report"]),
 ]
 
 
