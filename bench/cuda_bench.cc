@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -65,11 +66,29 @@ PatternFile head_mix(std::int64_t heads) {
   return file;
 }
 
+// A prompt that is a video of frames of 256 tokens, but for a sixteenth of text on either side.
+struct Video {
+  explicit Video(std::int64_t tokens)
+      : segment{tokens / 16, tokens - tokens / 16, Modality::kVisual,
+                std::min<std::int64_t>(256, tokens - tokens / 16 * 2)},
+        sequence(&segment, 1),
+        segments(&sequence, 1) {}
+  Video(const Video&) = delete;
+  Video& operator=(const Video&) = delete;
+
+  Segment segment;
+  std::span<const Segment> sequence;
+  std::span<const std::span<const Segment>> segments;
+};
+
 class Runner {
  public:
   Runner(const Bench& bench, const std::string& name) : patterns_(head_mix(bench.q_heads)) {
-    method_ = &find_method(name == "head_mix" ? "minference" : name);
+    method_ = &find_method(name == "head_mix" ? "minference"
+                           : name == "video"  ? "mminference"
+                                              : name);
     if (name == "head_mix") context_.patterns = &patterns_;
+    has_video_ = name == "video";
     for (const MethodOption& option : method_->options()) {
       const auto given = bench.options.find(option.name);
       if (given != bench.options.end()) options_.insert(*given);
@@ -84,8 +103,10 @@ class Runner {
     input.v = v;
     AttentionParams params;
     params.measure = measure;
+    const Video video(k.tokens());
     MethodContext context = context_;
     context.guard = guard;
+    if (has_video_) context.segments = video.segments;
     return attention(input, params, {out, lse}, *method_, options_, context);
   }
 
@@ -98,9 +119,12 @@ class Runner {
     input.v = v;
     // auto has other offers there; prompts this short it takes exactly on a device.
     const Method& method = method_->name() == std::string("auto") ? find_method("dense") : *method_;
+    const Video video(k.tokens());
+    MethodContext context = context_;
+    if (has_video_) context.segments = video.segments;
     SparseIndex index = method.build_index(
         input, {}, resolve_options(method, &method == method_ ? options_ : MethodOptions()),
-        context_);
+        context);
     for (HeadIndex& head : index.heads) {
       if (head.rounding == RunRounding::kGranule) head.rounding = RunRounding::kBox;
     }
@@ -112,6 +136,7 @@ class Runner {
   const Method* method_;
   MethodOptions options_;
   MethodContext context_;
+  bool has_video_ = false;
 };
 
 // Rows [row, row + 1) or [0, row + 1) of a tensor.
@@ -365,7 +390,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("-m,--method", bench.methods,
                  "Methods, separated by commas; head_mix is minference with a published mix of\n"
-                 "per-head budgets")
+                 "per-head budgets, video mminference on a prompt that is mostly one")
       ->delimiter(',')
       ->capture_default_str();
   const CLI::Range heads(std::int64_t{1}, std::int64_t{65536});

@@ -38,6 +38,7 @@ minference_add_cuda_objects(minference_cuda_any "80;90-real"
   src/guard/cuda/recall.cu
   src/index/cuda/antidiagonal.cu
   src/index/cuda/block_bits.cu
+  src/index/cuda/class_sums.cu
   src/index/cuda/coverage.cu
   src/index/cuda/coverage_index.cu
   src/index/cuda/coverings.cu
@@ -45,6 +46,9 @@ minference_add_cuda_objects(minference_cuda_any "80;90-real"
   src/index/cuda/head_plan.cu
   src/index/cuda/last_q.cu
   src/index/cuda/last_rows.cu
+  src/index/cuda/modality_grid.cu
+  src/index/cuda/modality_index.cu
+  src/index/cuda/modality_sets.cu
   src/index/cuda/pattern_index.cu
   src/index/cuda/pooled.cu
   src/index/cuda/pooled_map.cu

@@ -92,9 +92,12 @@ class Method {
 
   // Whether build_index() looks at the tensors' elements, not at sizes and positions alone.
   virtual bool reads_tensors(const MethodOptions& options, const MethodContext& context) const;
-  // What build_index() would do, where a CUDA device can do it; nothing where it cannot. `options`
-  // and `context` as there; a state is not followed: every chunk is estimated anew.
-  virtual std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+  // What build_index() would do, where a CUDA device can do it; nothing where it cannot. Arguments as
+  // there, but that the tensors' elements are not looked at; a state is not followed: every chunk is
+  // estimated anew.
+  virtual std::optional<IndexRecipe> recipe(const AttentionInput& input,
+                                            const AttentionParams& params,
+                                            const MethodOptions& options,
                                             const MethodContext& context) const;
 };
 

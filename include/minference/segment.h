@@ -17,6 +17,12 @@ struct Segment {
   std::int64_t stride = 0;
 };
 
+// Rows of a chunk, or tokens of a prompt, [begin, end).
+struct TokenRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
 // Equally spaced tokens of a visual segment: begin, begin + stride, ... below end.
 struct GridLines {
   std::int64_t begin = 0;

@@ -13,14 +13,18 @@ constexpr std::int64_t kMinPeriods = 4;
 
 }  // namespace
 
+StrideRange candidate_strides(TokenRange region, std::int64_t stride, const GridSearch& search) {
+  if (region.begin >= region.end) return {};
+  if (stride > 0) return {stride, stride};
+  return {search.min_stride,
+          std::min(search.max_stride, (region.end - region.begin) / kMinPeriods)};
+}
+
 std::optional<GridLines> find_grid_lines(std::span<const float> columns, TokenRange segment,
                                          TokenRange region, std::int64_t stride,
                                          const GridSearch& search) {
-  if (region.begin >= region.end) return std::nullopt;
-  const std::int64_t first = stride > 0 ? stride : search.min_stride;
-  const std::int64_t last =
-      stride > 0 ? stride : std::min(search.max_stride, (region.end - region.begin) / kMinPeriods);
-  if (first > last) return std::nullopt;
+  const StrideRange strides = candidate_strides(region, stride, search);
+  if (strides.first > strides.last) return std::nullopt;
 
   // The light columns decide nothing, and are many.
   struct Column {
@@ -41,7 +45,7 @@ std::optional<GridLines> find_grid_lines(std::span<const float> columns, TokenRa
   GridLines best{0, segment.end, 0};
   double most = 0.0;
   std::vector<double> folded;
-  for (std::int64_t s = first; s <= last; ++s) {
+  for (std::int64_t s = strides.first; s <= strides.last; ++s) {
     folded.assign(s, 0.0);
     for (const Column& column : heavy) folded[column.token % s] += column.mass;
     const auto phase = std::max_element(folded.begin(), folded.end());

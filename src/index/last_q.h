@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "minference/attention.h"
+#include "minference/segment.h"
 
 namespace minference {
 
@@ -31,12 +32,6 @@ struct LastQEstimate {
 void estimate_last_q(const AttentionInput& input, const AttentionParams& params,
                      std::int64_t last_q, std::span<const std::uint8_t> wanted,
                      const std::function<void(const LastQEstimate&)>& consume);
-
-// Rows of a chunk, or keys of a sequence, [begin, end).
-struct TokenRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
 
 // What to estimate of the heads of one sequence.
 struct EstimatePlan {

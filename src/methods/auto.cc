@@ -243,12 +243,12 @@ class AutoMethod final : public Method {
          0.95, 0, 1000, false},
         {"last_rows",
          "last rows of the prompt that see every key (of each chunk if the host cannot tell, there "
-         "at "
-         "most one in 32 rows or 16)",
+         "at most one in 32 rows or 16)",
          64, 0, kMaxCount, true}};
   }
 
-  std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput&, const AttentionParams&,
+                                    const MethodOptions& options,
                                     const MethodContext& context) const override {
     IndexRecipe recipe;
     recipe.kind = IndexRecipe::Kind::kCoverage;

@@ -20,7 +20,8 @@ class BlockSparseMethod final : public Method {
              static_cast<double>(kBlockSparseTopK), 1, kMaxCount, true}};
   }
 
-  std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput&, const AttentionParams&,
+                                    const MethodOptions& options,
                                     const MethodContext&) const override {
     IndexRecipe recipe;
     recipe.kind = IndexRecipe::Kind::kBlockSparse;

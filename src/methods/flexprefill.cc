@@ -223,7 +223,8 @@ class FlexPrefillMethod final : public Method {
         estimate_every_option()};
   }
 
-  std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput&, const AttentionParams&,
+                                    const MethodOptions& options,
                                     const MethodContext&) const override {
     const Rule rule(options);
     IndexRecipe recipe;

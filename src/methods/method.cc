@@ -121,18 +121,21 @@ void parse_option(std::string_view text, MethodOptions& options) {
 
 bool Method::reads_tensors(const MethodOptions&, const MethodContext&) const { return true; }
 
-std::optional<IndexRecipe> Method::recipe(std::int64_t, const MethodOptions&,
-                                          const MethodContext&) const {
+std::optional<IndexRecipe> Method::recipe(const AttentionInput&, const AttentionParams&,
+                                          const MethodOptions&, const MethodContext&) const {
   return std::nullopt;
 }
 
 namespace {
 
-std::string cuda_method_names(std::int64_t q_heads, const MethodContext& context) {
+std::string cuda_method_names(const AttentionInput& input, const AttentionParams& params,
+                              MethodContext context) {
+  context.segments = {};  // which nobody has checked
   std::string names;
   for (const Method* method : attention_methods()) {
     const MethodOptions options = resolve_options(*method, {});
-    if (method->reads_tensors(options, context) && !method->recipe(q_heads, options, context)) {
+    if (method->reads_tensors(options, context) &&
+        !method->recipe(input, params, options, context)) {
       continue;
     }
     names += (names.empty() ? "" : ", ") + std::string(method->name());
@@ -161,14 +164,14 @@ void find_on_cuda(const AttentionInput& input, const AttentionParams& params, co
     found.index = method.build_index(input, params, options, context);
     return;
   }
-  found.recipe = method.recipe(input.q.heads(), options, context);
+  found.recipe = method.recipe(input, params, options, context);
   if (found.recipe) {
     if (found.recipe->first_chunks) require_first_chunks(input, params, method);
     return;
   }
-  throw Unsupported("method " + std::string(method.name()) + " has no CUDA kernels" +
-                    (context.segments.empty() ? "" : " for prompts with segments") +
-                    "; those that do: " + cuda_method_names(input.q.heads(), context));
+  throw Unsupported(
+      "method " + std::string(method.name()) +
+      " has no CUDA kernels; those that do: " + cuda_method_names(input, params, context));
 }
 
 }  // namespace

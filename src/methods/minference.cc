@@ -23,9 +23,11 @@ class MInferenceMethod final : public Method {
             estimate_every_option()};
   }
 
-  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput& input, const AttentionParams&,
+                                    const MethodOptions& options,
                                     const MethodContext& context) const override {
     IndexRecipe recipe;
+    const std::int64_t q_heads = input.q.heads();
     recipe.patterns.assign(q_heads, everything());
     if (dense_layer(options, context)) return recipe;
     for (std::int64_t h = 0; h < q_heads; ++h) {

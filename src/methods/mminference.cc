@@ -22,29 +22,24 @@
 namespace minference {
 namespace {
 
-enum class Kind : std::uint8_t { kAuto, kGrid, kQBoundary, k2DBoundary, kVerticalSlash };
+using Kind = ModalityRule::Kind;
 
-struct Rule {
-  Kind kind = Kind::kAuto;
-  std::int64_t vertical = 0;
-  std::int64_t slash = 0;
+struct Rule : ModalityRule {
   std::int64_t n_init = 0;
-  std::int64_t n_local = 0;
   GridSearch search;
-  double grid_share = 0;
-  double min_gain = 0;
   std::int64_t estimate_every = 0;
 
   explicit Rule(const MethodOptions& options)
-      : kind(static_cast<Kind>(whole_option(options, "kind"))),
-        vertical(whole_option(options, "vertical_size")),
-        slash(whole_option(options, "slash_size")),
+      : ModalityRule{static_cast<Kind>(whole_option(options, "kind")),
+                     whole_option(options, "vertical_size"),
+                     whole_option(options, "slash_size"),
+                     whole_option(options, "n_local"),
+                     whole_option(options, "fold_columns"),
+                     options.at("grid_share"),
+                     options.at("min_gain")},
         n_init(whole_option(options, "n_init")),
-        n_local(whole_option(options, "n_local")),
         search{whole_option(options, "min_stride"), whole_option(options, "max_stride"),
-               whole_option(options, "fold_columns")},
-        grid_share(options.at("grid_share")),
-        min_gain(options.at("min_gain")),
+               fold_columns},
         estimate_every(whole_option(options, "estimate_every")) {
     if (search.max_stride < search.min_stride) {
       throw InvalidArgument("option max_stride of method mminference is " +
@@ -82,6 +77,32 @@ struct Sequence {
 
   bool has_visual() const { return !modalities.visual().empty(); }
 
+  // Whether modalities make a difference.
+  bool is_divided(const Rule& rule) const {
+    return has_visual() && rule.kind != Kind::kVerticalSlash;
+  }
+
+  // Whether heads need no estimate: the budgets keep every key. A grid has none.
+  bool is_covered(const Rule& rule) const {
+    const bool grid = rule.kind == Kind::kGrid && has_visual();
+    return !grid && budgets_cover_all(rule.vertical, rule.slash, geometry.kv_len);
+  }
+
+  // Keys that all rows of a grid head see: the reference's sink reaches to the first visual token.
+  std::int64_t initial_keys(const Rule& rule) const {
+    return std::max(rule.n_init, modalities.visual().front().begin);
+  }
+
+  // Position of the first row of the visual sample.
+  std::int64_t sampled_position() const { return geometry.position(plan.samples[*visual].begin); }
+
+  // Where the lines of a visual segment are looked for. Sinks and the local window are heavy
+  // everywhere, and would hide them.
+  TokenRange grid_region(const Segment& segment) const {
+    return {std::max(segment.begin, kForcedColumns),
+            std::min(segment.end, sampled_position() - kForcedOffsets + 1)};
+  }
+
  private:
   std::optional<std::size_t> add(TokenRange sample) {
     if (sample.begin == sample.end) return std::nullopt;
@@ -118,11 +139,6 @@ std::vector<std::int64_t> heaviest(std::span<const float> mass, std::int64_t for
   std::vector<std::int64_t> kept = forced_and_heaviest(mass, forced, budget);
   std::erase_if(kept, [&](std::int64_t i) { return i >= forced && mass[i] == 0.0F; });
   return kept;
-}
-
-// Keys that all rows of a grid head see: the reference's sink reaches to the first visual token.
-std::int64_t initial_keys(const Rule& rule, const Sequence& sequence) {
-  return std::max(rule.n_init, sequence.modalities.visual().front().begin);
 }
 
 // What the estimates of one head of a sequence with visual tokens say: columns and offsets, or, of the
@@ -218,21 +234,13 @@ class HeadEstimate {
     return total > 0.0 ? kept / total : 0.0;
   }
 
-  // Position of the first row of the visual sample.
-  std::int64_t sampled_position() const {
-    return sequence_.geometry.position(sequence_.plan.samples[*sequence_.visual].begin);
-  }
-
-  // Sinks and the local window are heavy everywhere, and would hide the lines.
   void find_lines() {
     if (!sequence_.visual) return;
     const std::span<const float> columns = estimates_[*sequence_.visual].columns;
-    const std::int64_t local = sampled_position() - kForcedOffsets + 1;
     for (const Segment& segment : sequence_.modalities.visual()) {
-      const TokenRange region{std::max(segment.begin, kForcedColumns),
-                              std::min(segment.end, local)};
-      const auto lines = find_grid_lines(columns, {segment.begin, segment.end}, region,
-                                         segment.stride, rule_.search);
+      const auto lines =
+          find_grid_lines(columns, {segment.begin, segment.end}, sequence_.grid_region(segment),
+                          segment.stride, rule_.search);
       if (lines) lines_.push_back(*lines);
     }
   }
@@ -240,8 +248,8 @@ class HeadEstimate {
   bool lines_hold_the_mass() const {
     if (lines_.empty()) return false;
     const std::span<const float> columns = estimates_[*sequence_.visual].columns;
-    const std::int64_t begin = initial_keys(rule_, sequence_);
-    const std::int64_t end = sampled_position() - rule_.n_local + 1;
+    const std::int64_t begin = sequence_.initial_keys(rule_);
+    const std::int64_t end = sequence_.sampled_position() - rule_.n_local + 1;
     double outside = 0.0;
     double on_lines = 0.0;
     for (std::int64_t key = begin; key < end; ++key) outside += columns[key];
@@ -284,7 +292,7 @@ HeadIndex grid_head(const Rule& rule, const Sequence& sequence, std::span<const 
   const SequenceGeometry& geometry = sequence.geometry;
   const BlockGrid grid(geometry, kKeyBlock);
   std::vector<std::uint8_t> everywhere(grid.key_blocks(), 0);
-  const std::int64_t initial_blocks = (initial_keys(rule, sequence) + kKeyBlock - 1) / kKeyBlock;
+  const std::int64_t initial_blocks = (sequence.initial_keys(rule) + kKeyBlock - 1) / kKeyBlock;
   std::fill_n(everywhere.begin(), std::min(initial_blocks, grid.key_blocks()), 1);
   for (const GridLines& one : lines) {
     for (std::int64_t key = one.begin; key < one.end; key += one.stride) {
@@ -322,6 +330,29 @@ std::span<const Segment> segments_of(const AttentionInput& input, const Attentio
   return context.segments[b];
 }
 
+// What a device has to know of a sequence.
+ModalitySequence look_of(const Rule& rule, const Sequence& sequence) {
+  ModalitySequence look;
+  look.dense = sequence.is_covered(rule) || sequence.plan.samples.empty();
+  look.vertical_slash = !sequence.is_divided(rule);
+  look.q_len = sequence.geometry.q_len;
+  look.kv_len = sequence.geometry.kv_len;
+  look.visual = sequence.modalities.visual_runs();
+  look.samples = sequence.plan.samples;
+  look.text_rows = sequence.text;
+  look.visual_rows = sequence.visual;
+  look.last_rows = sequence.last;
+  if (look.vertical_slash) return look;
+  look.initial_keys = sequence.initial_keys(rule);
+  if (!sequence.visual) return look;
+  for (const Segment& segment : sequence.modalities.visual()) {
+    const TokenRange region = sequence.grid_region(segment);
+    const StrideRange strides = candidate_strides(region, segment.stride, rule.search);
+    look.grids.push_back({{segment.begin, segment.end}, region, strides.first, strides.last});
+  }
+  return look;
+}
+
 class MMInferenceMethod final : public Method {
  public:
   const char* name() const override { return "mminference"; }
@@ -349,20 +380,26 @@ class MMInferenceMethod final : public Method {
         estimate_every_option()};
   }
 
-  // Of prompts of text alone, which are those of vertical_slash.
-  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput& input, const AttentionParams& params,
+                                    const MethodOptions& options,
                                     const MethodContext& context) const override {
     const Rule rule(options);
-    if (!std::all_of(context.segments.begin(), context.segments.end(),
-                     [](std::span<const Segment> segments) { return segments.empty(); })) {
-      return std::nullopt;
+    IndexRecipe recipe;
+    recipe.kind = IndexRecipe::Kind::kModalities;
+    recipe.modality = rule;
+    bool divided = false;
+    for (std::int64_t b = 0; b < input.q.batch(); ++b) {
+      const Sequence sequence(rule, {input, params, b}, segments_of(input, params, context, b));
+      divided = divided || sequence.is_divided(rule);
+      recipe.sequences.push_back(look_of(rule, sequence));
     }
+    if (divided) return recipe;
     HeadPattern pattern;
     pattern.vertical = rule.vertical;
     pattern.slash = rule.slash;
-    IndexRecipe recipe;
-    recipe.patterns.assign(q_heads, pattern);
-    return recipe;
+    IndexRecipe undivided;
+    undivided.patterns.assign(input.q.heads(), pattern);
+    return undivided;
   }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,
@@ -380,9 +417,7 @@ class MMInferenceMethod final : public Method {
       const Sequence& sequence =
           sequences.emplace_back(rule, geometry[b], segments_of(input, params, context, b));
       plans.push_back(sequence.plan);
-      const bool grid = rule.kind == Kind::kGrid && sequence.has_visual();
-      const bool all = budgets_cover_all(rule.vertical, rule.slash, geometry[b].kv_len);
-      wanted.insert(wanted.end(), index.q_heads, all && !grid ? 0 : 1);
+      wanted.insert(wanted.end(), index.q_heads, sequence.is_covered(rule) ? 0 : 1);
     }
     SharedEstimate shared(input, context, index, geometry, rule.estimate_every);
     MethodState& state = shared.state();
@@ -396,7 +431,7 @@ class MMInferenceMethod final : public Method {
     const auto remember = [&](std::span<const LastQEstimate> estimates) {
       const LastQEstimate& first = estimates.front();
       const Sequence& sequence = sequences[first.b];
-      if (sequence.has_visual() && rule.kind != Kind::kVerticalSlash) {
+      if (sequence.is_divided(rule)) {
         shared.head(first.b, first.h) = HeadEstimate(rule, sequence, estimates)
                                             .head(state.lines[first.b * index.q_heads + first.h]);
       } else {

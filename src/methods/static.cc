@@ -22,10 +22,11 @@ class StaticMethod final : public Method {
             {"slash_size", "offsets kept per head, at least 100", 6096, 0, kMaxCount, true}};
   }
 
-  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput& input, const AttentionParams& params,
+                                    const MethodOptions& options,
                                     const MethodContext&) const override {
     // A prompt's first chunk, which is all that a device can do without what its estimate left.
-    auto recipe = vertical_slash_method().recipe(q_heads, options, {});
+    auto recipe = vertical_slash_method().recipe(input, params, options, {});
     recipe->first_chunks = true;
     return recipe;
   }

@@ -24,9 +24,10 @@ class TriMixMInferenceMethod final : public Method {
   bool reads_tensors(const MethodOptions& options, const MethodContext& context) const override {
     return context.layer < whole_option(options, "starting_layer");
   }
-  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput& input, const AttentionParams& params,
+                                    const MethodOptions& options,
                                     const MethodContext& context) const override {
-    return minference_method().recipe(q_heads, of_minference(options), context);
+    return minference_method().recipe(input, params, of_minference(options), context);
   }
 
   SparseIndex build_index(const AttentionInput& input, const AttentionParams& params,

@@ -20,10 +20,11 @@ class VerticalSlashMethod final : public Method {
             estimate_every_option()};
   }
 
-  std::optional<IndexRecipe> recipe(std::int64_t q_heads, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput& input, const AttentionParams&,
+                                    const MethodOptions& options,
                                     const MethodContext&) const override {
     IndexRecipe recipe;
-    recipe.patterns.assign(q_heads, pattern(options));
+    recipe.patterns.assign(input.q.heads(), pattern(options));
     return recipe;
   }
 

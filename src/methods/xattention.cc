@@ -40,7 +40,8 @@ class XAttentionMethod final : public Method {
             {"norm", "divides the estimated scores", 1, 0.01, 100, false}};
   }
 
-  std::optional<IndexRecipe> recipe(std::int64_t, const MethodOptions& options,
+  std::optional<IndexRecipe> recipe(const AttentionInput&, const AttentionParams&,
+                                    const MethodOptions& options,
                                     const MethodContext&) const override {
     IndexRecipe recipe;
     recipe.kind = IndexRecipe::Kind::kAntidiagonal;

@@ -7,9 +7,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "attention/reference/reference.h"
 #include "cuda/device_problem.h"
 #include "minference/error.h"
 #include "minference/guard.h"
@@ -270,6 +272,119 @@ TEST_F(CudaCall, GraphsHoldTheGuardAndRunsOfAPlan) {
     }
   }
   check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+// A video and, behind text, a picture in each sequence of prompt().
+class Segments {
+ public:
+  explicit Segments(const AttentionInput& input) {
+    for (std::int64_t b = 0; b < input.q.batch(); ++b) {
+      const std::int64_t kv_len = key_length(input, b);
+      lists_.push_back({{kv_len / 8, kv_len / 2, Modality::kVisual, kv_len / 4},
+                        {kv_len / 2 + 10, kv_len - 30, Modality::kVisual, kv_len / 3}});
+    }
+    spans_.assign(lists_.begin(), lists_.end());
+  }
+  Segments(const Segments&) = delete;
+  Segments& operator=(const Segments&) = delete;
+
+  MethodContext context() const {
+    MethodContext context;
+    context.segments = spans_;
+    return context;
+  }
+
+ private:
+  std::vector<std::vector<Segment>> lists_;
+  std::vector<std::span<const Segment>> spans_;
+};
+
+// Root mean square of the difference over that of the expected values.
+double relative_error(const std::vector<float>& values, const std::vector<float>& expected) {
+  EXPECT_EQ(values.size(), expected.size());
+  double differences = 0;
+  double squares = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i] == expected[i]) continue;  // beyond a sequence, too
+    differences += (values[i] - expected[i]) * (values[i] - expected[i]);
+    squares += expected[i] * expected[i];
+  }
+  return squares > 0 ? std::sqrt(differences / squares) : 0.0;
+}
+
+TEST_F(CudaCall, SegmentsAreFollowed) {
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  for (const int kind : {0, 1, 2, 3, 4}) {
+    SCOPED_TRACE(kind);
+    Call call(prompt());
+    const Segments segments(call.host.input());
+    const Choice choice = {"mminference",
+                           {{"kind", static_cast<double>(kind)},
+                            {"vertical_size", 60},
+                            {"slash_size", 102},
+                            {"n_local", 200}}};
+    AttentionParams params;
+    params.stream = stream;
+    params.measure = true;
+    const Stats stats = attend(call, choice, params, segments.context());
+    const std::vector<float> values = call.values();
+    EXPECT_LT(stats.kept_pairs, stats.causal_pairs);
+
+    const Method& method = find_method(choice.method);
+    SparseIndex index = method.build_index(
+        call.host.input(), {}, resolve_options(method, choice.options), segments.context());
+    for (HeadIndex& head : index.heads) {
+      if (head.kind == HeadIndex::Kind::kDiagonal) head.rounding = RunRounding::kBox;
+    }
+    Result expected = make_result(call.host.input(), DType::kF32, Layout::kPacked);
+    const Stats on_cpu = attention(call.host.input(), {}, expected.output(), &index);
+    std::vector<float> wanted = expected.out.values();
+    for (float& value : wanted) value = std::isnan(value) ? -1e30F : value;
+    EXPECT_LT(relative_error(values, wanted), 2e-2);
+    EXPECT_NEAR(static_cast<double>(stats.kept_pairs), static_cast<double>(on_cpu.kept_pairs),
+                0.01 * static_cast<double>(on_cpu.kept_pairs));
+
+    params.measure = false;
+    const AttentionPlan plan =
+        plan_attention(call.input(), params, method, choice.options, segments.context());
+    execute(plan, call.input(), call.output());
+    EXPECT_EQ(call.values(), values);
+
+    Call fresh(prompt());
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    attend(fresh, choice, params, segments.context());
+    check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+    check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    EXPECT_EQ(fresh.values(), values);
+    check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+  check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+TEST_F(CudaCall, BadSegmentsAreRefused) {
+  const Call call(prompt());
+  const std::int64_t kv_len = key_length(call.host.input(), 0);
+  const std::vector<Segment> fine = {{0, 9, Modality::kVisual, 0}};
+  const std::vector<std::vector<Segment>> bad = {
+      {{5, 5, Modality::kVisual, 0}},
+      {{kv_len - 5, kv_len + 1, Modality::kVisual, 0}},
+      {{5, 9, Modality::kVisual, 0}, {8, 20, Modality::kVisual, 0}},
+      {{5, 9, Modality::kVisual, 5}}};
+  for (const std::vector<Segment>& of_first : bad) {
+    const std::vector<std::span<const Segment>> spans = {of_first, fine};
+    MethodContext context;
+    context.segments = spans;
+    EXPECT_THROW(attend(call, {"mminference", {}}, {}, context), InvalidArgument);
+  }
+  const std::vector<std::span<const Segment>> one = {fine};
+  MethodContext context;
+  context.segments = one;
+  EXPECT_THROW(attend(call, {"mminference", {}}, {}, context), InvalidArgument);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // A method's index on the device against that of the CPU, by the method's own recipe.
 #pragma once
 
+#include <span>
+
 #include "index_support.h"
 #include "minference/error.h"
 #include "minference/index_recipe.h"
@@ -36,13 +38,22 @@ inline RecipeBuild follow(const cuda::Problem& problem, const IndexRecipe& recip
               [&problem, recipe](const cuda::IndexWorkspace& memory, cudaStream_t stream) {
                 return cuda::build_flexprefill_index(problem, recipe.flexprefill, memory, stream);
               }};
+    case IndexRecipe::Kind::kModalities:
+      return {cuda::modality_index_bytes(problem, recipe.modality, recipe.sequences),
+              [&problem, recipe](const cuda::IndexWorkspace& memory, cudaStream_t stream) {
+                return cuda::build_modality_index(problem, recipe.modality, recipe.sequences,
+                                                  memory, stream);
+              }};
   }
   throw Error("an index recipe of an unknown kind");
 }
 
+// One list a sequence, or none.
+using SegmentLists = std::vector<std::vector<Segment>>;
+
 // Compares and prints a line; false unless the indices are equal (`exact`) or overlap by 99.5 %.
 inline bool check_index(const char* name, const MethodOptions& given, const Shape& shape,
-                        const Fill& values, bool exact) {
+                        const Fill& values, bool exact, const SegmentLists& segments = {}) {
   const Fill fill = [&](bool is_key, int b, int t, int h, int d) {
     const auto& lens = is_key ? shape.kv_lens : shape.q_lens;
     if (!lens.empty() && t >= lens[b]) return NAN;
@@ -51,8 +62,12 @@ inline bool check_index(const char* name, const MethodOptions& given, const Shap
   const Inputs inputs(shape, fill);
   const Method& method = find_method(name);
   const MethodOptions options = resolve_options(method, given);
-  const SparseIndex expected = method.build_index(inputs.input, inputs.params, options, {});
-  const RecipeBuild recipe = follow(inputs.problem, *method.recipe(shape.q_heads, options, {}));
+  const std::vector<std::span<const Segment>> spans(segments.begin(), segments.end());
+  MethodContext context;
+  context.segments = spans;
+  const SparseIndex expected = method.build_index(inputs.input, inputs.params, options, context);
+  const RecipeBuild recipe =
+      follow(inputs.problem, *method.recipe(inputs.input, inputs.params, options, context));
   const DeviceArray<char> memory(recipe.bytes);
   REQUIRE_CUDA(cudaMemset(memory.get(), 0xFF, recipe.bytes));
   bool same = true;
@@ -70,17 +85,23 @@ inline bool check_index(const char* name, const MethodOptions& given, const Shap
   }
   const Agreement a = compare(expected, got);
   std::int64_t kept = 0;
-  for (const HeadIndex& head : expected.heads) kept += std::ssize(head.block_ids);
-  const bool ok = error.empty() && same && a.kinds_differ == 0 && a.blocks >= (exact ? 1.0 : 0.995);
-  std::printf("%-4s %-12s %-22s sparse %d/%zu, %lld kept, kinds differ %d, blocks %.5f%s %s\n",
-              ok ? "ok" : "FAIL", name, shape.name.c_str(), a.sparse, got.heads.size(),
-              static_cast<long long>(kept), a.kinds_differ, a.blocks,
-              same ? "" : " NOT THE SAME EVERY TIME", error.c_str());
+  for (const HeadIndex& head : expected.heads) {
+    kept += std::ssize(head.block_ids) + std::ssize(head.columns);
+  }
+  const double least = std::min({a.columns, a.offsets, a.blocks});
+  const bool ok = error.empty() && same && a.kinds_differ == 0 && least >= (exact ? 1.0 : 0.995);
+  std::printf(
+      "%-4s %-12s %-22s sparse %d/%zu, dense earlier %d, %lld kept, kinds differ %d, columns %.5f "
+      "offsets %.5f blocks %.5f%s %s\n",
+      ok ? "ok" : "FAIL", name, shape.name.c_str(), a.sparse, got.heads.size(), a.dense_earlier,
+      static_cast<long long>(kept), a.kinds_differ, a.columns, a.offsets, a.blocks,
+      same ? "" : " NOT THE SAME EVERY TIME", error.c_str());
   return ok;
 }
 
 // Prints how long a method's index takes on 32/8 heads of 128.
-inline void time_index(const char* name, int tokens) {
+inline void time_index(const char* name, int tokens, const MethodOptions& given = {},
+                       const SegmentLists& segments = {}) {
   const Shape shape{.name = std::to_string(tokens),
                     .q_tokens = tokens,
                     .kv_tokens = tokens,
@@ -91,8 +112,12 @@ inline void time_index(const char* name, int tokens) {
     return 4 * hashed(is_key ? 1 : 0, b, t, h, d) - 2;
   });
   const Method& method = find_method(name);
+  const std::vector<std::span<const Segment>> spans(segments.begin(), segments.end());
+  MethodContext context;
+  context.segments = spans;
   const RecipeBuild recipe =
-      follow(inputs.problem, *method.recipe(shape.q_heads, resolve_options(method, {}), {}));
+      follow(inputs.problem,
+             *method.recipe(inputs.input, inputs.params, resolve_options(method, given), context));
   const DeviceArray<char> memory(recipe.bytes);
   print_times(name + (" " + shape.name) + ", workspace MB " + std::to_string(recipe.bytes >> 20),
               [&](cudaStream_t stream) {

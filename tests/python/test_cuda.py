@@ -267,6 +267,20 @@ def test_rules_of_positions_equal_the_cpu(method, dtype):
     torch.testing.assert_close(out.cpu(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("kind", range(5))
+def test_segments_choose_as_on_the_cpu(kind):
+    q, k, v = planted(4096, BF16)
+    options = dict(kind=kind, vertical_size=100, slash_size=100, n_local=200, min_stride=20)
+    options["segments"] = [[minference.Segment(200, 3000, "visual"), minference.Segment(3100, 4000, "visual", stride=50)]]
+    out = minference.attention(q, k, v, "mminference", measure=True, **options)
+    kept = minference.last_stats().kept_fraction
+    want = minference.attention(q.cpu(), k.cpu(), v.cpu(), "mminference", **options)
+    assert abs(kept - minference.last_stats().kept_fraction) < 0.05 and kept < 1
+    assert (out.cpu().float() - want.float()).norm() < 0.02 * want.float().norm()
+    with pytest.raises(ValueError, match="segment 0 is"):
+        minference.attention(q, k, v, "mminference", segments=[[minference.Segment(200, 5000, "visual")]])
+
+
 def test_block_sparse_equals_the_cpu():
     q, k, v = problem(1, 2048, 2048, dim=128)
     out = minference.attention(q, k, v, "block_sparse", top_k=6)

@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -192,25 +194,90 @@ TEST_F(CudaLibrary, PrecisionIsNeverLowered) {
             reason);
 }
 
-TEST(CudaRecipe, MminferenceOfTextAloneIsVerticalSlash) {
-  const Method& method = find_method("mminference");
-  const MethodOptions options =
-      resolve_options(method, {{"vertical_size", 70}, {"slash_size", 200}});
-  const std::vector<std::span<const Segment>> text(2);
-  MethodContext context;
-  for (const bool listed : {false, true}) {
-    if (listed) context.segments = text;
-    const auto recipe = method.recipe(3, options, context);
-    ASSERT_TRUE(recipe.has_value());
-    ASSERT_EQ(recipe->patterns.size(), 3U);
-    EXPECT_EQ(recipe->patterns[2].kind, HeadPattern::Kind::kVerticalSlash);
-    EXPECT_EQ(recipe->patterns[2].vertical, 70);
-    EXPECT_EQ(recipe->patterns[2].slash, 200);
+// Of tensors on a device, which a recipe does not look at.
+class CudaRecipe : public testing::Test {
+ protected:
+  std::optional<IndexRecipe> recipe(const MethodOptions& options,
+                                    const std::vector<std::span<const Segment>>& segments) const {
+    const Device device{Device::Kind::kCuda, 0};
+    AttentionInput input;
+    input.q = TensorView::contiguous(nullptr, DType::kBF16, {2, 300, 3, 8}, device);
+    input.k = TensorView::contiguous(nullptr, DType::kBF16, {2, 1000, 1, 8}, device);
+    input.v = input.k;
+    const Method& method = find_method("mminference");
+    MethodContext context;
+    context.segments = segments;
+    return method.recipe(input, {}, resolve_options(method, options), context);
   }
-  const std::vector<Segment> picture = {{10, 20, Modality::kVisual, 0}};
-  const std::vector<std::span<const Segment>> segments = {text[0], picture};
-  context.segments = segments;
-  EXPECT_FALSE(method.recipe(3, options, context).has_value());
+};
+
+TEST_F(CudaRecipe, MminferenceOfTextAloneIsVerticalSlash) {
+  const std::vector<Segment> behind = {{990, 995, Modality::kText, 0}};
+  for (const auto& segments :
+       {std::vector<std::span<const Segment>>(), {{}, {}}, {{}, std::span(behind)}}) {
+    const auto found = recipe({{"vertical_size", 70}, {"slash_size", 200}}, segments);
+    ASSERT_TRUE(found.has_value());
+    ASSERT_EQ(found->patterns.size(), 3U);
+    EXPECT_EQ(found->patterns[2].kind, HeadPattern::Kind::kVerticalSlash);
+    EXPECT_EQ(found->patterns[2].vertical, 70);
+    EXPECT_EQ(found->patterns[2].slash, 200);
+  }
+}
+
+TEST_F(CudaRecipe, MminferenceSaysWhichRowsAreSampled) {
+  const std::vector<Segment> video = {{100, 700, Modality::kVisual, 50},
+                                      {800, 940, Modality::kVisual, 0}};
+  const auto found =
+      recipe({{"vertical_size", 70}, {"slash_size", 200}, {"n_init", 30}, {"min_stride", 10}},
+             {{}, std::span(video)});
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->kind, IndexRecipe::Kind::kModalities);
+  ASSERT_EQ(found->sequences.size(), 2U);
+  EXPECT_TRUE(found->sequences[0].vertical_slash);
+  const ModalitySequence& sequence = found->sequences[1];
+  EXPECT_FALSE(sequence.dense);
+  EXPECT_FALSE(sequence.vertical_slash);
+  EXPECT_EQ(sequence.q_len, 300);
+  EXPECT_EQ(sequence.kv_len, 1000);
+  // The last 64 rows are those of text and visual ones: samples 0, 2 and 1.
+  ASSERT_EQ(sequence.samples.size(), 3U);
+  const auto position = [](std::int64_t row) { return 700 + row; };
+  const auto& of_text = sequence.samples[*sequence.text_rows];
+  EXPECT_EQ(position(of_text.begin), 940);
+  EXPECT_EQ(position(of_text.end), 1000);
+  const auto& of_visual = sequence.samples[*sequence.visual_rows];
+  EXPECT_EQ(position(of_visual.begin), 876);
+  EXPECT_EQ(position(of_visual.end), 940);
+  const auto& last = sequence.samples[*sequence.last_rows];
+  EXPECT_EQ(position(last.begin), 936);
+  EXPECT_EQ(sequence.initial_keys, 100);
+  ASSERT_EQ(sequence.grids.size(), 2U);
+  EXPECT_EQ(sequence.grids[0].region.begin, 100);
+  EXPECT_EQ(sequence.grids[0].region.end, 700);
+  EXPECT_EQ(sequence.grids[0].first_stride, 50);
+  EXPECT_EQ(sequence.grids[0].last_stride, 50);
+  // The local window and what four periods do not fit.
+  EXPECT_EQ(sequence.grids[1].region.begin, 800);
+  EXPECT_EQ(sequence.grids[1].region.end, 777);
+  EXPECT_LT(sequence.grids[1].last_stride, sequence.grids[1].first_stride);
+}
+
+TEST_F(CudaRecipe, BudgetsThatKeepEverythingAreDense) {
+  const std::vector<Segment> video = {{100, 700, Modality::kVisual, 50}};
+  const std::vector<std::span<const Segment>> segments = {{}, std::span(video)};
+  EXPECT_TRUE(recipe({{"slash_size", 1000}}, segments)->sequences[1].dense);
+  EXPECT_FALSE(recipe({{"slash_size", 999}, {"vertical_size", 9}}, segments)->sequences[1].dense);
+  // Rows of text in a chunk without visual ones see all of a grid.
+  EXPECT_TRUE(recipe({{"kind", 1}}, segments)->sequences[1].dense);
+}
+
+TEST_F(CudaRecipe, BadSegmentsAreRefused) {
+  const std::vector<Segment> behind = {{990, 1001, Modality::kVisual, 0}};
+  const std::vector<Segment> overlapping = {{5, 9, Modality::kVisual, 0},
+                                            {8, 20, Modality::kVisual, 0}};
+  EXPECT_THROW(recipe({}, {{}, std::span(behind)}), InvalidArgument);
+  EXPECT_THROW(recipe({}, {std::span(overlapping), {}}), InvalidArgument);
+  EXPECT_THROW(recipe({}, {{}, {}, {}}), InvalidArgument);
 }
 
 // No estimate of an earlier chunk is kept there.

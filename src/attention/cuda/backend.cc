@@ -242,6 +242,10 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int k
       return build_flexprefill_index(problem, recipe.flexprefill,
                                      memory(flexprefill_index_bytes(problem, recipe.flexprefill)),
                                      stream);
+    case IndexRecipe::Kind::kModalities:
+      return build_modality_index(
+          problem, recipe.modality, recipe.sequences,
+          memory(modality_index_bytes(problem, recipe.modality, recipe.sequences)), stream);
     case IndexRecipe::Kind::kCoverage: {
       if (const char* reason = coverage_refusal(problem)) {
         stats.fallbacks[reason] += 1;

@@ -61,4 +61,12 @@ const char* coverage_refusal(const Problem& problem);
 // Whether sizes alone leave it open that an estimate pays.
 bool coverage_may_pay(const Problem& problem, const CoverageRule& rule, const BoxCosts& costs);
 
+// mminference: vertical_slash per modality, or a grid; one entry of `sequences` a sequence. A causal
+// problem without explicit mask, whose lengths the entries have, too. Errors as above.
+std::int64_t modality_index_bytes(const Problem& problem, const ModalityRule& rule,
+                                  std::span<const ModalitySequence> sequences);
+DeviceIndex build_modality_index(const Problem& problem, const ModalityRule& rule,
+                                 std::span<const ModalitySequence> sequences,
+                                 const IndexWorkspace& workspace, cudaStream_t stream);
+
 }  // namespace minference::cuda

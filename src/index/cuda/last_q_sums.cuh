@@ -22,6 +22,14 @@ class SlashSums {
   // base + g + 8 * t are in lanes t < 2.
   __device__ void add(const float (&scores)[kScores], float factor, float& column,
                       float& diagonal) {
+    add(
+        scores, factor, [](int) { return true; }, column, diagonal);
+  }
+
+  // The same of those keys 8 * i + g alone for which the lane's counts(i) is true.
+  template <class Counts>
+  __device__ void add(const float (&scores)[kScores], float factor, Counts&& counts, float& column,
+                      float& diagonal) {
     float columns[2] = {};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -30,8 +38,8 @@ class SlashSums {
       for (int n = 0; n < 4; ++n) {
         const int i = n / 2;
         const int e = n % 2;
-        const float p =
-            exp2_fast(fmaf(scores[4 * j + n], factor, e == 0 ? -log_sums.x : -log_sums.y));
+        const float exponent = fmaf(scores[4 * j + n], factor, e == 0 ? -log_sums.x : -log_sums.y);
+        const float p = counts(i) ? exp2_fast(exponent) : 0.0F;
         columns[i] += p;
         sums_[e][i - j + 7] += p;
       }

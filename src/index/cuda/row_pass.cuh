@@ -217,6 +217,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (threadIdx.x == 0) task = task_of_block<Rows>(a);
   __syncthreads();
   if (task.active == 0 || (OfHead::kNeedsKeys && task.steps == 0)) return;
+  if constexpr (requires { OfHead::is_idle(a, task); }) {
+    if (OfHead::is_idle(a, task)) return;
+  }
   // The swizzle counts from multiples of 1,024 bytes.
   const std::uint32_t queries = (shared_address(shared_memory) + 1023) & ~1023U;
   constexpr int kTileBytes = kPanels * kPanelBytes;

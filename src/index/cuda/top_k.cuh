@@ -5,7 +5,10 @@
 // In the first two, the block that finishes last looks at what all of them have left in global memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+
+#include "attention/cuda/check.h"
 
 namespace minference::cuda {
 
@@ -75,6 +78,20 @@ struct SelectParts {
   __device__ int begin(int part, int n) const { return min(part * size(n), n); }
   __device__ int end(int part, int n) const { return min((part + 1) * size(n), n); }
 };
+
+// For so many rows of up to n values, so that all multiprocessors have work.
+inline SelectParts plan_parts(std::int64_t n, std::int64_t rows) {
+  constexpr std::int64_t kLeastPart = 4096;
+  constexpr std::int64_t kResident = 4;  // blocks of a multiprocessor
+  SelectParts parts;
+  parts.parts = static_cast<int>(std::clamp<std::int64_t>(
+      kResident * multiprocessors() / rows, 1,
+      std::min<std::int64_t>((n + kLeastPart - 1) / kLeastPart, SelectParts::kMost)));
+  // An eighth of a part hardly ever shares its first digit.
+  parts.candidates =
+      static_cast<int>(std::clamp<std::int64_t>(n / parts.parts / 8, kLeastPart / 8, kLeastPart));
+  return parts;
+}
 
 // What the blocks of a row tell each other, in global memory; all zero before the first kernel.
 struct SelectMemory {
