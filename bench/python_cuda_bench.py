@@ -10,6 +10,7 @@ bench/cuda_bench.cc, the proportions of a published configuration of that model.
   bench/python_cuda_bench.py --json ttft.json                       # 32 layers, 32k and 128k tokens
   bench/python_cuda_bench.py --layers 4 --lengths 32k -r 3          # quick
   bench/python_cuda_bench.py --attn sdpa_cudnn,dense,vertical_slash --chunk 32k
+  bench/python_cuda_bench.py --layers 4 --lengths 128k --profile 12 # where the time goes
 
 --attn takes what `python -m minference.bench` does, and sdpa_fa2 and sdpa_cudnn: torch's SDPA held to one
 kernel (FlashAttention 2, cuDNN). Other arguments are handed to minference.bench.
@@ -121,11 +122,31 @@ def register_sdpa(name, backend):
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
+def fuse():
+    """Compiles what transformers leaves in many small kernels, for every attention alike."""
+    import torch
+    from transformers.models.llama import modeling_llama
+
+    modeling_llama.apply_rotary_pos_emb = torch.compile(modeling_llama.apply_rotary_pos_emb, dynamic=False)
+    for module in (modeling_llama.LlamaRMSNorm, modeling_llama.LlamaMLP):
+        module.forward = torch.compile(module.forward, dynamic=False)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--layers", type=int, default=32, help="decoder layers (default: 32, the model's)")
+    parser.add_argument(
+        "--rope-theta",
+        type=float,
+        default=CONFIG["rope_theta"],
+        help="base of the rotary embedding: the smaller, the faster attention falls with the distance (default: "
+        "that of the model of a million tokens whose head mix it is; Llama 3 itself has 500000)",
+    )
+    parser.add_argument(
+        "--fuse", action="store_true", help="norms, rotary embedding and MLP by torch.compile, in few kernels"
+    )
     parser.add_argument("--attn", default="sdpa_fa2,sdpa_cudnn,dense,minference", help="(default: %(default)s)")
     parser.add_argument("--lengths", default="32k,128k", help="prompt lengths (default: %(default)s)")
     arguments, others = parser.parse_known_args()
@@ -136,10 +157,12 @@ def main():
     from torch.nn.attention import SDPBackend
 
     register_model()
+    if arguments.fuse:
+        fuse()
     register_sdpa("sdpa_fa2", SDPBackend.FLASH_ATTENTION)
     register_sdpa("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)
     with tempfile.TemporaryDirectory() as folder:
-        config = {**CONFIG, "num_hidden_layers": arguments.layers}
+        config = {**CONFIG, "num_hidden_layers": arguments.layers, "rope_theta": arguments.rope_theta}
         pathlib.Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         patterns = pathlib.Path(folder, "head_mix.json")
         head_mix(arguments.layers).save(str(patterns))

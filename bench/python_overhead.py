@@ -88,6 +88,7 @@ def cuda_kinds():
         "vertical_slash 4k": lambda: attend(long_q, long_k, long_k, "vertical_slash"),
         "minference 4k": lambda: attend(long_q, long_k, long_k, "minference", patterns=patterns),
         "block_sparse 4k": lambda: attend(long_q, long_k, long_k, "block_sparse"),
+        "auto 4k": lambda: attend(long_q, long_k, long_k),
         "torch's SDPA": lambda: torch.nn.functional.scaled_dot_product_attention(
             first[0], first[1], first[1], is_causal=True, enable_gqa=True
         ),

@@ -32,17 +32,19 @@ def packed_mask(mask, k, block_table):
 
 
 def begin(q, k, v, sinks, out, q_lens, return_lse):
-    """(q, k, v), sinks, and the tensors to write to: out, and lse or None."""
+    """q, k, v, out and lse as the library takes them, sinks, and the tensors to write to: out, and lse or
+    None."""
     name = _library(q)
     if name in _LIKE_NUMPY:
         library, shape = sys.modules[name], q.shape[:3]
         if out is None:
             out = library.zeros(shape + v.shape[-1:], q.dtype)
         lse = library.full((*shape, 1), -float("inf"), "f4") if return_lse else None
-        return (q, k, v), sinks, out, lse
-    if out is None:
-        out = _core.new_output(q, v)
-    return (q, k, v), sinks, out, _core.new_lse(q) if return_lse else None
+    else:
+        if out is None:
+            out = _core.new_output(q, v)
+        lse = _core.new_lse(q) if return_lse else None
+    return (q, k, v, out, lse), sinks, out, lse
 
 
 def end(q, out, lse, is_new):

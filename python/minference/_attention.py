@@ -128,11 +128,11 @@ def attention(
     if guard is not None and type(guard) is not _core.Guard:
         guard = _core.Guard(guard)
     with _NO_CONTEXT if stream is None else backend.on_stream(q, stream):
-        sources, sinks, target, lse = backend.begin(q, k, v, sinks, out, q_lens, return_lse)
+        given, sinks, target, lse = backend.begin(q, k, v, sinks, out, q_lens, return_lse)
         if mask is not None:
             mask = backend.packed_mask(mask, k, block_table)
         _core.attend_method(
-            *sources, target, lse, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
+            *given, method, options, q_lens, kv_lens, block_table, sinks, mask, scale,
             causal, sliding_window or 0, soft_cap or 0.0, precision, backend.threads(threads),
             backend.current_stream(q) if stream is None else stream, measure, layer,
             patterns, state, guard, rows_after, segments, explanation,
@@ -142,9 +142,17 @@ def attention(
 
 def backend_of(q):
     """The module that knows tensors of q's kind; torch is not imported for others."""
-    if type(q).__module__ != "numpy" and "torch" in sys.modules:
-        from . import _torch
+    kind = type(q)
+    backend = _backends.get(kind)
+    if backend is None:
+        backend = _arrays
+        if kind.__module__ != "numpy" and "torch" in sys.modules:
+            from . import _torch
 
-        if isinstance(q, _torch.Tensor):
-            return _torch
-    return _arrays
+            if isinstance(q, _torch.Tensor):
+                backend = _torch
+        _backends[kind] = backend
+    return backend
+
+
+_backends = {}  # class of tensors -> module

@@ -43,9 +43,9 @@ def vertical_slash_sparse_attention(
     backend = backend_of(query)
     q, k, v = (tensor.swapaxes(1, 2) for tensor in (query, key, value))
     out = backend.heads_first_output(query, value)
-    sources, _, target, _ = backend.begin(q, k, v, None, out.swapaxes(1, 2), None, False)
+    given, _, _, _ = backend.begin(q, k, v, None, out.swapaxes(1, 2), None, False)
     _core.attend_index(
-        *sources, target, None, index, None, None, None, None, None, 0.0, True, 0, 0.0, "auto",
+        *given, index, None, None, None, None, None, 0.0, True, 0, 0.0, "auto",
         backend.threads(None), backend.current_stream(q), False,
     )  # fmt: skip
     return out

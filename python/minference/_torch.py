@@ -6,11 +6,12 @@ from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import to_dlpack
 
 from . import _core
 
 _NO_GRADIENT = (
-    "q, k or v requires a gradient, which minference does not compute; legal: a call under "
+    "q, k, v or out requires a gradient, which minference does not compute; legal: a call under "
     "torch.no_grad() or torch.inference_mode(), or detached tensors"
 )
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -34,7 +35,8 @@ def on_stream(q, number):
 
 
 def current_stream(q):
-    return torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+    # What torch.cuda.current_stream(q.device).cuda_stream is, without objects for stream and device.
+    return torch._C._cuda_getCurrentRawStream(q.get_device()) if q.is_cuda else 0
 
 
 def packed_mask(mask, k, block_table=None):
@@ -62,18 +64,36 @@ _PACKED_AT_ONCE = 1 << 26  # keys of a mask; two to three times as many bytes ar
 
 
 def begin(q, k, v, sinks, out, q_lens, return_lse):
-    """(q, k, v), sinks, and the tensors to write to: out, and lse or None."""
-    if q.requires_grad or k.requires_grad or v.requires_grad:
+    """q, k, v, out and lse as the library takes them, sinks, and the tensors to write to: out, and lse or
+    None."""
+    for name, tensor in (("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {_kind(tensor)} and q a {_kind(q)}; legal: tensors of one library")
+    if q.requires_grad or k.requires_grad or v.requires_grad or getattr(out, "requires_grad", False):
         if torch.is_grad_enabled():
             raise ValueError(_NO_GRADIENT)
         q, k, v = q.detach(), k.detach(), v.detach()
     if isinstance(sinks, Tensor):
         sinks = sinks.detach().cpu()
-    shape = q.shape[:3]
     if out is None:
-        out = _new(q, (*shape, v.shape[-1]), q.dtype, q_lens, 0.0)
-    lse = _new(q, (*shape, 1), torch.float32, q_lens, -torch.inf) if return_lse else None
-    return (q, k, v), sinks, out, lse
+        out = _new(q, v.shape[-1], q.dtype, q_lens, 0.0)
+    lse = _new(q, 1, torch.float32, q_lens, -torch.inf) if return_lse else None
+    return _exported(q, k, v, out, lse), sinks, out, lse
+
+
+def _kind(tensor):
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+
+
+def _exported(q, k, v, out, lse):
+    """The tensors as DLPack capsules. Tensor.__dlpack__() makes the same ones, but its checks in Python take
+    several times as long: for the tensors of a call longer than all the rest of it."""
+    try:
+        capsules = to_dlpack(q), to_dlpack(k), to_dlpack(v), to_dlpack(out)
+        return (*capsules, None if lse is None else to_dlpack(lse))
+    except (TypeError, RuntimeError, BufferError):
+        # One is no tensor of torch, or has no memory: the library takes it, or says what is wrong.
+        return q, k, v, out, lse
 
 
 def end(q, out, lse, is_new):
@@ -86,11 +106,12 @@ def heads_first_output(query, value):
     return query.new_empty((*query.shape[:3], value.shape[-1]))
 
 
-def _new(like, shape, dtype, q_lens, fill):
-    """A tensor for results; filled where the call does not write every row."""
+def _new(q, width, dtype, q_lens, fill):
+    """A tensor for results, [..., width]; filled where the call does not write every row."""
+    shape = (*q.shape[:3], width)
     if q_lens is None:
-        return torch.empty(shape, dtype=dtype, device=like.device)
-    return torch.full(shape, fill, dtype=dtype, device=like.device)
+        return q.new_empty(shape, dtype=dtype)
+    return q.new_full(shape, fill, dtype=dtype)
 
 
 def copy_to(out, results):
@@ -174,9 +195,9 @@ def _attention(
     """
     options = dict(zip(option_names.split(","), option_values)) if option_values else {}
     with torch.no_grad():
-        sources, sinks, out, lse = begin(q, k, v, sinks, None, q_lens, return_lse)
+        given, sinks, out, lse = begin(q, k, v, sinks, None, q_lens, return_lse)
     _core.attend_method(
-        *sources, out, lse, method, options, q_lens, kv_lens, block_table, sinks,
+        *given, method, options, q_lens, kv_lens, block_table, sinks,
         packed_mask(mask, k, block_table), scale, causal, sliding_window, soft_cap, precision,
         threads(None if thread_count < 0 else thread_count), current_stream(q), False, layer,
         _parsed(patterns), None,

@@ -89,6 +89,12 @@ def parse(arguments):
     parser.add_argument(
         "--slice-tokens", type=_cli.number_between(int, 0, 1 << 24), default=0, help="see hf.patch(); 0: off"
     )
+    parser.add_argument(
+        "--profile",
+        type=_cli.number_between(int, 1, 1000),
+        metavar="N",
+        help="on a CUDA device: also profile one more prefill of each cell, and print its N longest operations",
+    )
     parser.add_argument("--json", help="also write everything that was measured to this file")
     parser.add_argument("--plot", help="also draw the medians by length to this file (PNG, SVG, PDF)")
     return parser.parse_args(arguments)
@@ -128,6 +134,8 @@ class Subject:
             )
         self.tokens = self.tokens[:, :longest].to(options.device)
         self.cuda = self.tokens.is_cuda
+        if options.profile and not self.cuda:
+            raise ValueError(f"--profile works on a CUDA device; --device is {options.device}")
 
     def use(self, name, method_options, measure=False):
         """Makes the model compute attention by a method or by an implementation of transformers.
@@ -163,8 +171,6 @@ class Subject:
 
     def measure(self, length):
         """Figures of one prefill, and of the decoding after it."""
-        from transformers import DynamicCache
-
         from . import hf
 
         torch, options = self.torch, self.options
@@ -172,14 +178,9 @@ class Subject:
             hf.reset_stats(self.model)
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.tokens.device)
-        cache = DynamicCache(config=self.model.config)
-        chunk = options.chunk or length
         with torch.inference_mode():
             begin = self._now()
-            for first in range(0, length, chunk):
-                part = self.tokens[:, first : min(first + chunk, length)]
-                out = self.model(part, past_key_values=cache, logits_to_keep=1)
-            token = out.logits[:, -1:].argmax(-1)
+            token, cache = self._prefill(length)
             cell = {"seconds": self._now() - begin}
             if options.new_tokens:
                 begin = self._now()
@@ -197,6 +198,24 @@ class Subject:
         if self.cuda:
             cell["peak_mib"] = torch.cuda.max_memory_allocated(self.tokens.device) / 2**20
         return cell
+
+    def profile(self, length):
+        """The operations of one prefill, the longest first."""
+        from . import _profile
+
+        with self.torch.inference_mode():
+            return _profile.operation_times(lambda: self._prefill(length), self.options.device)
+
+    def _prefill(self, length):
+        """The first token after a prompt and the prompt's cache."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        chunk = self.options.chunk or length
+        for first in range(0, length, chunk):
+            part = self.tokens[:, first : min(first + chunk, length)]
+            out = self.model(part, past_key_values=cache, logits_to_keep=1)
+        return out.logits[:, -1:].argmax(-1), cache
 
     def _now(self):
         if self.cuda:
@@ -253,16 +272,20 @@ def bench(subject, length):
                 cells[label].append(cell)
             elif subject.cuda:
                 measured[label] = cell
-    _cli.end_progress()
     rows = []
-    for label, _, _ in options.attn:
+    for label, name, method_options in options.attn:
         if label in errors:
             rows.append({"tokens": length, "attention": label, "error": errors[label]})
             continue
         row = summary(length, label, cells[label], measured.get(label))
+        if options.profile:
+            _cli.progress(f"{length} tokens, {label}: profile")
+            subject.use(name, method_options)
+            row["operations"] = subject.profile(length)
         if rows and "p50" in rows[0]:
             row["speedup"] = rows[0]["p50"] / row["p50"]
         rows.append(row)
+    _cli.end_progress()
     return rows
 
 
@@ -328,6 +351,13 @@ def main(options):
     from . import __version__, isa_levels
 
     print(table(rows))
+    if options.profile:
+        from . import _profile
+
+        for row in rows:
+            if "operations" in row:
+                print(f"\n{row['tokens']} tokens, {row['attention']}")
+                print(_profile.table(row["operations"], options.profile))
     if options.json:
         report = {
             "model": options.model,

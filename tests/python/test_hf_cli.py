@@ -61,6 +61,7 @@ def test_bench_with_text_and_random_weights(folder):
         (["--lengths", "64k", "--text", "TEXT"], "65536"),
         (["--json", "no/such/folder/b.json"], "no/such/folder"),
         (["-m", "no-such-file.gguf"], "no-such-file.gguf"),
+        (["--profile", "5"], "--profile works on a CUDA device; --device is cpu"),
     ],
 )
 def test_bench_refuses(folder, capsys, arguments, words):

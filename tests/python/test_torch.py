@@ -1,6 +1,7 @@
 """torch: the operator under torch.compile and torch.export, and gradients, which there are none of."""
 
 import minference
+import numpy as np
 import pytest
 import torch
 
@@ -108,6 +109,34 @@ def test_gradients_are_refused():
             with torch.inference_mode():
                 call(q, k, v)
             tensor.requires_grad_(False)
+    out = CALLS["method"](q, k, v).requires_grad_()
+    with pytest.raises(ValueError, match="out requires a gradient"):
+        minference.attention(q, k, v, out=out)
+    with torch.no_grad():
+        minference.attention(q, k, v, out=out)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("out", lambda q: torch.empty_like(q, device="meta"), "out is a .*Tensor that does not give its memory"),
+        ("out", lambda q: q.to_sparse(), "out is a .*Tensor that does not give its memory"),
+        ("k", lambda q: q.numpy(), "k is a numpy.ndarray and q a .*Tensor; legal: tensors of one library"),
+        ("v", lambda q: None, "v is a builtins.NoneType and q a .*Tensor; legal: tensors of one library"),
+    ],
+)
+def test_tensors_that_have_no_memory_here(name, tensor, words):
+    q, k, v = problem()
+    arguments = {"q": q, "k": k, "v": v, name: tensor(q)}
+    with pytest.raises(ValueError, match=words):
+        minference.attention(**arguments, method="dense")
+
+
+def test_an_output_of_another_library():
+    q, k, v = problem()
+    out = np.zeros((*q.shape[:3], v.shape[3]), np.float32)
+    minference.attention(q, k, v, "dense", out=out)
+    torch.testing.assert_close(torch.from_numpy(out), minference.attention(q, k, v, "dense"))
 
 
 def test_threads_are_torchs(monkeypatch):
