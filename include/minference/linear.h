@@ -25,7 +25,7 @@ struct LinearWeight {
 // Computes c[m][n] = sum_k a[m][k] * w[n][k] for a [tokens, cols] f32 with rows `a_stride` elements
 // apart, c [tokens, rows] f32 with rows `c_stride` apart. Products in bf16 where `precision` allows
 // and the machine has them (kAuto allows), accumulated in f32. Memory: the activations once in the
-// kernels' element type, and at most 64 unpacked weight rows a thread.
+// kernels' element type, and about 1 MB of unpacked weights a thread.
 // Throws InvalidArgument for sizes below 1, strides below the row length, or a null pointer.
 void linear(const float* a, std::int64_t a_stride, std::int64_t tokens, const LinearWeight& weight,
             float* c, std::int64_t c_stride, Precision precision, int threads);

@@ -18,7 +18,8 @@ using namespace cpu;  // NOLINT(google-build-using-namespace): built on the CPU 
 constexpr std::int64_t kChunk = LinearWeight::kUnpackChunk;
 constexpr std::int64_t kGroup = 16;        // chunks that one kernel call sums up
 constexpr std::int64_t kMaxColumns = 128;  // weight rows that a task unpacks
-// Of a task's packed weights, which each row block passes by: what a second-level cache holds.
+// Of a task's packed weights, which each row block passes by: what a second-level cache holds. Deeper
+// weights are done in slices, not in fewer columns: those would fetch the activations more often.
 constexpr std::int64_t kWeightBytes = std::int64_t{1} << 20;
 constexpr std::int64_t kTasksPerThread = 4;
 
@@ -44,10 +45,10 @@ class Product {
     parallel_for(tokens_, threads_, [&](std::int64_t row, int) { convert(row); });
     const std::int64_t wanted = kTasksPerThread * threads_;
     std::int64_t columns = kMaxColumns;
-    while (columns > kPanelWidth && (columns * depth_ * kernels_.element_size > kWeightBytes ||
-                                     weight_.rows / columns < wanted)) {
-      columns /= 2;
-    }
+    while (columns > kPanelWidth && weight_.rows / columns < wanted) columns /= 2;
+    const std::int64_t longest = kWeightBytes / (columns * kernels_.element_size);
+    const std::int64_t slices = (depth_ + longest - 1) / longest;
+    slice_ = round_up((depth_ + slices - 1) / slices, kChunk);
     const std::int64_t column_tasks = (weight_.rows + columns - 1) / columns;
     // Splitting the tokens unpacks the weight again, so it is the second choice.
     const std::int64_t row_blocks = (tokens_ + kTileRows - 1) / kTileRows;
@@ -64,7 +65,7 @@ class Product {
 
  private:
   struct Scratch {
-    AlignedBuffer<float> unpacked;     // [kMaxColumns][kChunk]
+    AlignedBuffer<float> unpacked;     // [kKeyGranule][kChunk]
     AlignedBuffer<std::byte> weights;  // packed panels
     AlignedBuffer<float> sums;         // [kTileRows][kMaxColumns]
   };
@@ -85,24 +86,31 @@ class Product {
     }
   }
 
-  // Unpacks weight rows [first, first + count).
-  void unpack(std::int64_t first, std::int64_t count, Scratch& scratch) const {
+  // Unpacks a slice of weight rows [first, first + count).
+  void unpack(std::int64_t first, std::int64_t count, std::int64_t slice_begin,
+              std::int64_t slice_end, Scratch& scratch) const {
     if (scratch.unpacked.size() == 0) {
-      scratch.unpacked = AlignedBuffer<float>(kMaxColumns * kChunk);
-      scratch.weights = AlignedBuffer<std::byte>(kMaxColumns * depth_ * kernels_.element_size);
+      scratch.unpacked = AlignedBuffer<float>(kKeyGranule * kChunk);
+      scratch.weights = AlignedBuffer<std::byte>(kMaxColumns * slice_ * kernels_.element_size);
       scratch.sums = AlignedBuffer<float>(kTileRows * kMaxColumns);
     }
     const std::int64_t width = round_up(count, kKeyGranule);
-    for (std::int64_t begin = 0; begin < weight_.cols; begin += kChunk) {
-      const std::int64_t length = std::min(kChunk, weight_.cols - begin);
-      const void* rows[kMaxColumns];
-      for (std::int64_t n = 0; n < count; ++n) {
-        float* out = scratch.unpacked.data() + n * kChunk;
-        weight_.unpack(weight_.context, first + n, begin, length, out);
-        rows[n] = out;
+    // A few rows from end to end: each is a stream that the processor can fetch ahead.
+    for (std::int64_t n = 0; n < count; n += kKeyGranule) {
+      const std::int64_t some = std::min(kKeyGranule, count - n);
+      for (std::int64_t begin = slice_begin; begin < slice_end; begin += kChunk) {
+        const std::int64_t length = std::min(kChunk, weight_.cols - begin);
+        const std::int64_t depth = chunk_depth(begin);
+        const void* rows[kKeyGranule];
+        for (std::int64_t i = 0; i < some; ++i) {
+          float* out = scratch.unpacked.data() + i * kChunk;
+          weight_.unpack(weight_.context, first + n + i, begin, length, out);
+          rows[i] = out;
+        }
+        kernels_.pack_keys(rows, DType::kF32, some, length, depth,
+                           scratch.weights.data() +
+                               ((begin - slice_begin) * width + n * depth) * kernels_.element_size);
       }
-      kernels_.pack_keys(rows, DType::kF32, count, length, chunk_depth(begin),
-                         scratch.weights.data() + begin * width * kernels_.element_size);
     }
   }
 
@@ -110,34 +118,52 @@ class Product {
   void multiply(std::int64_t first, std::int64_t count, std::int64_t block_begin,
                 std::int64_t block_end, Scratch& scratch) {
     if (block_begin >= block_end) return;
-    unpack(first, count, scratch);
-    kernels_.enter();
+    for (std::int64_t slice = 0; slice < depth_; slice += slice_) {
+      const std::int64_t slice_end = std::min(slice + slice_, depth_);
+      unpack(first, count, slice, slice_end, scratch);
+      kernels_.enter();
+      for (std::int64_t block = block_begin; block < block_end; ++block) {
+        multiply_block(count, slice, slice_end, block, scratch);
+        add_sums(scratch.sums.data(), first, count, block, slice > 0);
+      }
+      kernels_.leave();
+    }
+  }
+
+  // A row block's product with a slice, into the sums of `scratch`. Not into c itself: kernels write
+  // whole tiles of 16 columns and, with AMX, of 16 rows, and rows of c may lie a power of two apart,
+  // which a set of the cache does not hold.
+  void multiply_block(std::int64_t count, std::int64_t slice_begin, std::int64_t slice_end,
+                      std::int64_t block, Scratch& scratch) {
     const std::int64_t panels = (count + kPanelWidth - 1) / kPanelWidth;
     const std::int64_t width = round_up(count, kKeyGranule);
-    for (std::int64_t block = block_begin; block < block_end; ++block) {
-      const std::int64_t rows = std::min(kTileRows, tokens_ - block * kTileRows);
-      // Not in c itself: kernels write whole tiles of 16 columns and, with AMX, of 16 rows, and
-      // rows of c may lie a power of two apart, which a set of the cache does not hold.
-      float* sums = scratch.sums.data();
-      for (std::int64_t begin = 0; begin < depth_;) {
-        // A group ends before a last chunk of another depth.
-        const std::int64_t depth = chunk_depth(begin);
-        const void* weights[kGroup];
-        std::int64_t n = 0;
-        const std::int64_t group_begin = begin;
-        for (; n < kGroup && begin < depth_ && chunk_depth(begin) == depth; ++n, begin += depth) {
-          weights[n] = scratch.weights.data() + begin * width * kernels_.element_size;
-        }
-        kernels_.gemm(activations(block, group_begin), kTileRows * depth, rows, weights, n, depth,
-                      panels, sums, kMaxColumns, group_begin > 0);
+    const std::int64_t rows = std::min(kTileRows, tokens_ - block * kTileRows);
+    for (std::int64_t begin = slice_begin; begin < slice_end;) {
+      // A group ends before a last chunk of another depth.
+      const std::int64_t depth = chunk_depth(begin);
+      const void* weights[kGroup];
+      std::int64_t n = 0;
+      const std::int64_t group_begin = begin;
+      for (; n < kGroup && begin < slice_end && chunk_depth(begin) == depth; ++n, begin += depth) {
+        weights[n] = scratch.weights.data() + (begin - slice_begin) * width * kernels_.element_size;
       }
-      float* out = c_ + block * kTileRows * c_stride_ + first;
-      for (std::int64_t r = 0; r < rows; ++r) {
-        std::memcpy(out + r * c_stride_, sums + r * kMaxColumns,
-                    static_cast<std::size_t>(count) * sizeof(float));
+      kernels_.gemm(activations(block, group_begin), kTileRows * depth, rows, weights, n, depth,
+                    panels, scratch.sums.data(), kMaxColumns, group_begin > slice_begin);
+    }
+  }
+
+  // Writes or adds a row block's sums to c.
+  void add_sums(const float* sums, std::int64_t first, std::int64_t count, std::int64_t block,
+                bool add) {
+    const std::int64_t rows = std::min(kTileRows, tokens_ - block * kTileRows);
+    float* out = c_ + block * kTileRows * c_stride_ + first;
+    for (std::int64_t r = 0; r < rows; ++r, out += c_stride_, sums += kMaxColumns) {
+      if (add) {
+        for (std::int64_t i = 0; i < count; ++i) out[i] += sums[i];
+      } else {
+        std::memcpy(out, sums, static_cast<std::size_t>(count) * sizeof(float));
       }
     }
-    kernels_.leave();
   }
 
   const float* a_;
@@ -148,7 +174,8 @@ class Product {
   std::int64_t c_stride_;
   const KernelTable& kernels_;
   int threads_;
-  std::int64_t depth_;  // padded input features
+  std::int64_t depth_;      // padded input features
+  std::int64_t slice_ = 0;  // of them, done at a time
   AlignedBuffer<std::byte> activations_;
   std::vector<Scratch> scratch_;  // [thread]
 };

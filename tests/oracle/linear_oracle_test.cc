@@ -45,9 +45,10 @@ double exact(const Matrix& a, const Matrix& w, std::int64_t m, std::int64_t n) {
   return sum;
 }
 
+// The last is deeper than one slice at every level.
 constexpr std::int64_t kShapes[][3] = {  // tokens, weight rows, weight cols
-    {1, 1, 1},     {1, 64, 256},  {2, 15, 17},     {63, 64, 255},   {64, 64, 257},
-    {65, 129, 64}, {17, 100, 40}, {130, 192, 576}, {128, 48, 1000}, {100, 16, 513}};
+    {1, 1, 1},     {1, 64, 256},    {2, 15, 17},     {63, 64, 255},  {64, 64, 257}, {65, 129, 64},
+    {17, 100, 40}, {130, 192, 576}, {128, 48, 1000}, {100, 16, 513}, {3, 33, 33100}};
 
 // Small integers are exact in bf16 and their sums exact in f32: every level must agree to the bit,
 // and no element outside c[tokens][rows] may be written.
