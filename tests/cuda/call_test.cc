@@ -223,6 +223,57 @@ TEST_F(CudaCall, PlansRunAsOftenAsWanted) {
   check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
+// Many heads with one of keys and values: more than an index may take, which plans have nevertheless.
+TEST_F(CudaCall, PartsOfTheHeadsAreWhatAllAtOnceAre) {
+  Case c;
+  c.q_dtype = c.kv_dtype = DType::kBF16;
+  c.q_len = 30000;
+  c.extra = 50;
+  c.q_heads = 70;
+  c.kv_heads = 2;
+  c.dim = c.v_dim = 16;
+  Call call(c);
+  AttentionParams params;
+  params.measure = true;
+  MethodContext context;
+  context.guard = {GuardMode::kEnforce, 16, 0.5};
+  for (const Choice& choice :
+       {Choice{"block_sparse", {{"top_k", 400}}}, Choice{"xattention", {{"block_size", 64}}}}) {
+    SCOPED_TRACE(choice.method);
+    const Stats whole = attend(call, choice, params, context);
+    const std::vector<float> values = call.values();
+    const AttentionPlan plan =
+        plan_attention(call.input(), params, find_method(choice.method), choice.options, context);
+    const Stats planned = execute(plan, call.input(), call.output());
+    EXPECT_EQ(call.values(), values);
+    EXPECT_EQ(whole.kept_pairs, planned.kept_pairs);
+    EXPECT_EQ(whole.causal_pairs, planned.causal_pairs);
+    EXPECT_EQ(whole.recall_count, 70);
+    EXPECT_DOUBLE_EQ(whole.recall_sum, plan.stats().recall_sum);
+    EXPECT_EQ(whole.fallbacks, plan.stats().fallbacks);
+  }
+}
+
+// Estimates round f32 tensors to bf16; attention over what they find is of f32.
+TEST_F(CudaCall, EstimatesTakeF32) {
+  Case c = prompt();
+  c.q_dtype = c.kv_dtype = DType::kF32;
+  AttentionParams params;
+  params.measure = true;
+  for (const Choice& choice :
+       {kChoices[1], kChoices[2], Choice{"xattention", {}}, Choice{"flexprefill", {}}}) {
+    SCOPED_TRACE(choice.method);
+    Call call(c);
+    const Stats stats = attend(call, choice, params);
+    EXPECT_TRUE(stats.fallbacks.empty());
+    const Result host = make_result(call.host.input(), DType::kF32, Layout::kPacked);
+    const Stats expected = attention(call.host.input(), call.host.params, host.output(),
+                                     find_method(choice.method), choice.options, {});
+    // Runs are of whole boxes on the device, of granules on the CPU.
+    EXPECT_NEAR(stats.kept_fraction(), expected.kept_fraction(), 0.06);
+  }
+}
+
 TEST_F(CudaCall, PlansAreGivenBack) {
   const Call call(prompt());
   const auto& [name, options] = kChoices[1];

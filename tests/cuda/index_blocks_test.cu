@@ -54,6 +54,14 @@ void check_all() {
   check(
       {.name = "dim 8", .q_tokens = 900, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 1, .dim = 8},
       20);
+  check({.name = "f32",
+         .q_tokens = 900,
+         .kv_tokens = 3000,
+         .q_heads = 2,
+         .kv_heads = 1,
+         .dim = 72,
+         .dtype = DType::kF32},
+        20);
   check({.name = "only forced", .q_tokens = 777, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 2},
         1);
   check({.name = "one row", .q_tokens = 1, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 2}, 10);

@@ -28,6 +28,7 @@ std::vector<Shape> shapes() {
        .kv_heads = 2,
        .dim = 128},
       {.name = "f16", .q_tokens = 2048, .kv_tokens = 4096, .q_heads = 2, .dtype = DType::kF16},
+      {.name = "f32", .q_tokens = 2048, .kv_tokens = 4096, .q_heads = 2, .dtype = DType::kF32},
       {.name = "chunk", .q_tokens = 555, .kv_tokens = 7001, .q_heads = 7, .dim = 96},
       {.name = "dim 256", .q_tokens = 900, .kv_tokens = 5000, .q_heads = 4, .dim = 256},
       {.name = "dim 8", .q_tokens = 900, .kv_tokens = 3000, .q_heads = 2, .dim = 8},

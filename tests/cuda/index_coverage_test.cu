@@ -28,9 +28,10 @@ class Reader {
  public:
   explicit Reader(const TensorView& view) : view_(view) {}
   double at(std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t d) const {
-    const auto* values = static_cast<const std::uint16_t*>(view_.data);
-    const std::uint16_t bits = values[b * view_.strides[0] + t * view_.strides[1] +
-                                      h * view_.strides[2] + d * view_.strides[3]];
+    const std::int64_t place =
+        b * view_.strides[0] + t * view_.strides[1] + h * view_.strides[2] + d * view_.strides[3];
+    if (view_.dtype == DType::kF32) return static_cast<const float*>(view_.data)[place];
+    const std::uint16_t bits = static_cast<const std::uint16_t*>(view_.data)[place];
     return view_.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
   }
 
@@ -327,6 +328,13 @@ void check_all() {
                .q_heads = 14,
                .kv_heads = 2,
                .dtype = DType::kF16},
+              {});
+  random_case({.name = "f32",
+               .q_tokens = 3000,
+               .kv_tokens = 3000,
+               .q_heads = 4,
+               .kv_heads = 2,
+               .dtype = DType::kF32},
               {});
   random_case({.name = "chunk at an odd place",
                .q_tokens = 2049,

@@ -164,6 +164,13 @@ void check_all() {
       300, 300);
   add({.name = "dim 8", .q_tokens = 100, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 1, .dim = 8},
       300, 300);
+  add({.name = "f32",
+       .q_tokens = 2000,
+       .kv_tokens = 3000,
+       .q_heads = 4,
+       .kv_heads = 2,
+       .dtype = DType::kF32},
+      100, 200);
   add({.name = "few rows", .q_tokens = 17, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 2}, 100,
       200);
   add({.name = "one row", .q_tokens = 1, .kv_tokens = 3000, .q_heads = 2, .kv_heads = 2}, 100, 200);

@@ -166,7 +166,8 @@ class Inputs {
     view.strides = shape_.heads_first
                        ? std::array<std::int64_t, 4>{rows * heads * row, row, rows * row, 1}
                        : std::array<std::int64_t, 4>{rows * heads * row, heads * row, row, 1};
-    host.assign(outer * rows * heads * row, 0x7FC0);  // NaN where nobody may look
+    const std::int64_t units = dtype_size(shape_.dtype) / 2;
+    host.assign(outer * rows * heads * row * units, 0x7FC0);  // NaN where nobody may look
     if (paged) {
       table_.resize(outer);
       for (std::size_t i = 0; i < table_.size(); ++i) table_[i] = static_cast<std::int32_t>(i);
@@ -182,8 +183,14 @@ class Inputs {
         for (int h = 0; h < heads; ++h) {
           for (int d = 0; d < shape_.dim; ++d) {
             const float value = fill(is_key, b, t, h, d);
-            host[at + h * view.strides[2] + d] =
-                shape_.dtype == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value);
+            std::uint16_t* to = host.data() + (at + h * view.strides[2] + d) * units;
+            if (shape_.dtype == DType::kF32) {
+              // Numbers that bf16 has: the device rounds to it.
+              const float rounded = bf16_to_f32(f32_to_bf16(value));
+              std::memcpy(to, &rounded, sizeof(rounded));
+            } else {
+              *to = shape_.dtype == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value);
+            }
           }
         }
       }

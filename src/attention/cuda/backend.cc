@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/cuda/check.h"
+#include "attention/cuda/head_parts.h"
 #include "attention/cuda/host_index.h"
 #include "attention/cuda/library.h"
 #include "attention/cuda/sm80_attention.h"
@@ -223,41 +224,66 @@ IndexWorkspace take(Workspace& workspace, std::int64_t bytes) {
   return {workspace.allocate(bytes), bytes};
 }
 
+// Device memory for the index that a recipe makes.
+std::int64_t index_bytes(const Problem& problem, const IndexRecipe& recipe) {
+  switch (recipe.kind) {
+    case IndexRecipe::Kind::kPatterns:
+      return pattern_index_bytes(problem, recipe.patterns);
+    case IndexRecipe::Kind::kBlockSparse:
+      return block_sparse_index_bytes(problem, recipe.top_k);
+    case IndexRecipe::Kind::kAntidiagonal:
+      return antidiagonal_index_bytes(problem, recipe.antidiagonal);
+    case IndexRecipe::Kind::kFlexPrefill:
+      return flexprefill_index_bytes(problem, recipe.flexprefill);
+    case IndexRecipe::Kind::kModalities:
+      return modality_index_bytes(problem, recipe.modality, recipe.sequences);
+    case IndexRecipe::Kind::kCoverage:
+      return coverage_index_bytes(problem, recipe.coverage);
+  }
+  throw Error("an index recipe of an unknown kind");
+}
+
 // What has to be computed exactly instead is counted in `stats`.
 DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int kernels,
                         Workspace& workspace, cudaStream_t stream, Stats& stats) {
-  const auto memory = [&](std::int64_t bytes) { return take(workspace, bytes); };
+  BoxCosts costs;
+  if (recipe.kind == IndexRecipe::Kind::kCoverage) {
+    if (const char* reason = coverage_refusal(problem)) {
+      stats.fallbacks[reason] += 1;
+      return {};
+    }
+    costs = box_costs(problem, kernels == 90 && sm90_takes(problem));
+    if (!coverage_may_pay(problem, recipe.coverage, costs)) return {};
+  }
+  const IndexWorkspace memory = take(workspace, index_bytes(problem, recipe));
   switch (recipe.kind) {
     case IndexRecipe::Kind::kPatterns:
-      return build_pattern_index(problem, recipe.patterns,
-                                 memory(pattern_index_bytes(problem, recipe.patterns)), stream);
+      return build_pattern_index(problem, recipe.patterns, memory, stream);
     case IndexRecipe::Kind::kBlockSparse:
-      return build_block_sparse_index(
-          problem, recipe.top_k, memory(block_sparse_index_bytes(problem, recipe.top_k)), stream);
+      return build_block_sparse_index(problem, recipe.top_k, memory, stream);
     case IndexRecipe::Kind::kAntidiagonal:
-      return build_antidiagonal_index(
-          problem, recipe.antidiagonal,
-          memory(antidiagonal_index_bytes(problem, recipe.antidiagonal)), stream);
+      return build_antidiagonal_index(problem, recipe.antidiagonal, memory, stream);
     case IndexRecipe::Kind::kFlexPrefill:
-      return build_flexprefill_index(problem, recipe.flexprefill,
-                                     memory(flexprefill_index_bytes(problem, recipe.flexprefill)),
-                                     stream);
+      return build_flexprefill_index(problem, recipe.flexprefill, memory, stream);
     case IndexRecipe::Kind::kModalities:
-      return build_modality_index(
-          problem, recipe.modality, recipe.sequences,
-          memory(modality_index_bytes(problem, recipe.modality, recipe.sequences)), stream);
-    case IndexRecipe::Kind::kCoverage: {
-      if (const char* reason = coverage_refusal(problem)) {
-        stats.fallbacks[reason] += 1;
-        return {};
-      }
-      const BoxCosts costs = box_costs(problem, kernels == 90 && sm90_takes(problem));
-      if (!coverage_may_pay(problem, recipe.coverage, costs)) return {};
-      return build_coverage_index(problem, recipe.coverage, recipe.rows_after, costs,
-                                  memory(coverage_index_bytes(problem, recipe.coverage)), stream);
-    }
+      return build_modality_index(problem, recipe.modality, recipe.sequences, memory, stream);
+    case IndexRecipe::Kind::kCoverage:
+      return build_coverage_index(problem, recipe.coverage, recipe.rows_after, costs, memory,
+                                  stream);
   }
   throw Error("an index recipe of an unknown kind");
+}
+
+// All heads at once, but for recipes that treat every head alike and whose index grows with the square of
+// the length.
+HeadParts parts_of(const Problem& problem, const IndexSource& source) {
+  const bool by_blocks =
+      source.recipe != nullptr && (source.recipe->kind == IndexRecipe::Kind::kBlockSparse ||
+                                   source.recipe->kind == IndexRecipe::Kind::kAntidiagonal ||
+                                   source.recipe->kind == IndexRecipe::Kind::kFlexPrefill ||
+                                   source.recipe->kind == IndexRecipe::Kind::kModalities);
+  return {problem, index_memory_limit(problem),
+          [&](const Problem& part) { return by_blocks ? index_bytes(part, *source.recipe) : 0; }};
 }
 
 DeviceIndex index_of(const AttentionInput& input, const Problem& problem, const IndexSource& source,
@@ -318,7 +344,7 @@ DeviceIndex guarded_index(const Problem& problem, DeviceIndex index, const Guard
   const float* recall = enqueue_recall(problem, index, {options.rows, kGuardRowsPerSample},
                                        least_float(options.min_recall), guarded, workspace, stream);
   if (measure) {
-    stats.guard_seconds = timer->seconds();
+    stats.guard_seconds += timer->seconds();
     add_recalls(read_recall(problem, recall, stream), options, stats);
   }
   if (enforce) index.heads = guarded;
@@ -333,13 +359,13 @@ DeviceIndex find_index(const AttentionInput& input, const AttentionParams& param
   std::optional<Timer> timer;
   if (params.measure) timer.emplace(stream);
   const DeviceIndex index = index_of(input, problem, source, kernels, workspace, stream, stats);
-  if (params.measure) stats.index_seconds = timer->seconds();
+  if (params.measure) stats.index_seconds += timer->seconds();
   return guarded_index(problem, index, source.guard, params.measure, workspace, stream, stats);
 }
 
 // The second half.
-void attend(const AttentionInput& input, const AttentionParams& params, Problem& problem,
-            const DeviceIndex& index, int kernels, Workspace& workspace, Stats& stats) {
+void attend(const AttentionParams& params, Problem& problem, const DeviceIndex& index, int kernels,
+            Workspace& workspace, Stats& stats) {
   const auto stream = static_cast<cudaStream_t>(params.stream);
   if (!params.measure) return run(problem, index, kernels, workspace, stream);
   unsigned long long pairs = 0;
@@ -348,17 +374,36 @@ void attend(const AttentionInput& input, const AttentionParams& params, Problem&
   problem.kept_pairs = reinterpret_cast<unsigned long long*>(counter);
   Timer timer(stream);
   run(problem, index, kernels, workspace, stream);
-  stats.kernel_seconds = timer.seconds();
+  stats.kernel_seconds += timer.seconds();
   check(cudaMemcpy(&pairs, counter, sizeof(pairs), cudaMemcpyDeviceToHost), "reading a counter");
-  stats.kept_pairs = static_cast<std::int64_t>(pairs);
-  if (input.mask.empty()) {
-    for (const std::int64_t causal : kept_pairs(input, params, nullptr)) {
-      stats.causal_pairs += causal;
-    }
-  } else {
+  stats.kept_pairs += static_cast<std::int64_t>(pairs);
+}
+
+// What dense attention would have computed.
+void count_causal_pairs(const AttentionInput& input, const AttentionParams& params, Stats& stats) {
+  if (!params.measure) return;
+  if (!input.mask.empty()) {
     // An explicit mask lies on the device, where nobody counts it.
     stats.causal_pairs = stats.kept_pairs;
+    return;
   }
+  for (const std::int64_t causal : kept_pairs(input, params, nullptr)) stats.causal_pairs += causal;
+}
+
+// Both halves, of a part of the heads at a time. What a part takes is given back before the next.
+void find_and_attend(const AttentionInput& input, const AttentionParams& params,
+                     const Problem& problem, const IndexSource& source, int kernels,
+                     Workspace& workspace, Stats& stats) {
+  const HeadParts parts = parts_of(problem, source);
+  parts.for_each([&](const HeadPart& part) {
+    std::optional<Workspace> own;
+    if (part.count < problem.q_heads) own.emplace(static_cast<cudaStream_t>(params.stream));
+    Workspace& memory = own ? *own : workspace;
+    Problem of_part = problem_of(problem, part);
+    const DeviceIndex index = find_index(input, params, of_part, source, kernels, memory, stats);
+    attend(params, of_part, index, kernels, memory, stats);
+  });
+  count_causal_pairs(input, params, stats);
 }
 
 bool is_empty(const AttentionInput& input) { return input.q.batch() == 0 || input.q.tokens() == 0; }
@@ -412,7 +457,8 @@ class Plan final : public DevicePlan {
       if (is_empty(input)) return;
       Workspace workspace(static_cast<cudaStream_t>(params.stream));
       Problem problem = make_problem(input, params, output, workspace);
-      attend(input, params, problem, index_, kernels, workspace, stats);
+      attend(params, problem, index_, kernels, workspace, stats);
+      count_causal_pairs(input, params, stats);
     });
   }
 
@@ -457,10 +503,8 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
           const int kernels = chosen_kernels(input.q.device.ordinal);
           if (is_empty(input)) return;
           Workspace workspace(static_cast<cudaStream_t>(params.stream));
-          Problem problem = make_problem(input, params, output, workspace);
-          const DeviceIndex index =
-              find_index(input, params, problem, source, kernels, workspace, stats);
-          attend(input, params, problem, index, kernels, workspace, stats);
+          const Problem problem = make_problem(input, params, output, workspace);
+          find_and_attend(input, params, problem, source, kernels, workspace, stats);
         });
       },
       [](const AttentionInput& input, const AttentionParams& params, const IndexSource& source,

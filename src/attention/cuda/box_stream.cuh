@@ -88,8 +88,10 @@ struct RowTile {
   std::int32_t row_end = 0;
 };
 
-// Executed by one warp, every lane with the same state.
-class BoxStream {
+// Executed by one warp, every lane with the same state. kBlocks: no head has runs or columns, of which the
+// compiler then knows.
+template <bool kBlocks>
+class BoxStreamOf {
  public:
   __device__ __forceinline__ void start(const Problem& problem, const DeviceIndex& index,
                                         const RowTile& tile) {
@@ -117,6 +119,7 @@ class BoxStream {
         start_dense();
         break;
       case HeadIndex::Kind::kDiagonal:
+        if constexpr (kBlocks) break;
         if (head_.rounding == RunRounding::kNone) flags_ |= Box::kExact;
         columns_left_ = lower_bound(index.columns + head_.column_begin, head_.column_count,
                                     min(end_, geometry_.kv_len));
@@ -143,6 +146,7 @@ class BoxStream {
         start_dense();
         break;
       case HeadIndex::Kind::kDiagonal:
+        if constexpr (kBlocks) break;
         // Before rounding, which is by less than a box, the runs before it begin at end_ or later.
         next_ = first_run_beyond(index_->runs + head_.run_begin, head_.run_count,
                                  first_position - kBoxKeys + 1 - end_);
@@ -163,11 +167,11 @@ class BoxStream {
         if (fill(box)) return true;
       }
       bool more = false;
-      if (head_.kind == HeadIndex::Kind::kDiagonal) more = next_run();
+      if (!kBlocks && head_.kind == HeadIndex::Kind::kDiagonal) more = next_run();
       if (head_.kind == HeadIndex::Kind::kBlock) more = next_block();
       if (!more) break;
     }
-    while (columns_left_ > 0) {
+    while (!kBlocks && columns_left_ > 0) {
       box.start = (columns_left_ - 1) / kBoxKeys * kBoxKeys;
       const int count = columns_left_ - box.start;
       columns_left_ = box.start;
@@ -333,6 +337,7 @@ class BoxStream {
 
   __device__ __forceinline__ bool next_block() {
     int last[kGroups];
+    int ratio = 1;  // boxes of a key block
     if (head_.bit_block_size == 0) {
       const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
 #pragma unroll
@@ -341,6 +346,7 @@ class BoxStream {
         last[g] = group.block_end > group.block_begin ? ids[group.block_end - 1] : -1;
       }
     } else {
+      ratio = head_.bit_block_size / kBoxKeys;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) last[g] = last_bit(groups_[g]);
     }
@@ -348,15 +354,17 @@ class BoxStream {
 #pragma unroll
     for (const int block : last) highest = max(highest, block);
     if (highest < 0) return false;
-    lowest_ = highest * kBoxKeys;
-    at_ = lowest_;
+    const int lowest = highest / ratio * ratio;
+    lowest_ = lowest * kBoxKeys;
+    at_ = highest * kBoxKeys;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       Group& group = groups_[g];
-      const bool here = last[g] == highest;
+      const bool here = last[g] >= lowest;
       group.low = lowest_;
-      group.high = here ? lowest_ + kBoxKeys : lowest_;
-      if (here) --group.block_end;
+      group.high = here ? (last[g] + 1) * kBoxKeys : lowest_;
+      if (!here) continue;
+      group.block_end = head_.bit_block_size == 0 ? group.block_end - 1 : lowest;
     }
     return true;
   }
@@ -466,6 +474,8 @@ class BoxStream {
   std::int32_t lowest_ = 1;
   std::int32_t columns_left_ = 0;
 };
+
+using BoxStream = BoxStreamOf<false>;
 
 // The keys of 64 that exact runs cover for one row: bit c stands for offset `top` - c.
 __device__ inline std::uint64_t covered_bits(const DeviceRun* runs, int count, int top) {

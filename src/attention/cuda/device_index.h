@@ -50,6 +50,9 @@ struct DeviceIndex {
   std::int64_t column_capacity = 0;
   // Dense heads are worth a kernel of their own, where the executor has one: there may be many.
   bool dense_apart = false;
+  // No head has runs, columns or lists, and blocks are of whole tiles of rows: what one row of a tile
+  // may see, all may, and boxes come in pairs.
+  bool block_pairs = false;
 };
 
 }  // namespace minference::cuda

@@ -102,13 +102,14 @@ __device__ inline void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// Arrives at the barrier in the same place of another block of the cluster.
+// Arrives at the barrier in the same place of another block of the cluster. What the thread wrote is not
+// made visible there: a release for the cluster waits for all memory of the device, a microsecond each time.
 __device__ inline void mbarrier_arrive_at(std::uint32_t barrier, int block) {
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
       "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
       "}\n" ::"r"(barrier),
       "r"(block)
       : "memory");

@@ -29,7 +29,7 @@ struct Maps {
   CUtensorMap q, k, v, column_keys, column_values;
 };
 
-template <int kDim, int kVDim, int kBoxes>
+template <int kDim, int kVDim, int kBoxes, bool kBlocks>
 class Producer {
   using Layout = Shared<kDim, kVDim, kBoxes>;
 
@@ -71,7 +71,7 @@ class Producer {
       __syncwarp();
       q_phase ^= 1;
       if (!more) return;
-      BoxStream stream;
+      BoxStreamOf<kBlocks> stream;
       stream.start(problem_, index_, tile);
       const int kv_head = tile.h / problem_.group;
       std::int64_t first_column = 0;
@@ -155,13 +155,14 @@ class Producer {
   Cursor<Layout::kStages> at_;
 };
 
-template <class T, int kDim, int kVDim, int kBoxes>
+// kBlocks: the heads are dense or have bits of blocks.
+template <class T, int kDim, int kVDim, int kBoxes, bool kBlocks>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ Problem problem, const __grid_constant__ DeviceIndex given,
            const __grid_constant__ Maps maps, int* tickets) {
   using Layout = Shared<kDim, kVDim, kBoxes>;
-  // Pairs of boxes are for dense tiles: with this the compiler knows.
-  const DeviceIndex index = kBoxes == 2 ? DeviceIndex() : given;
+  // Other pairs of boxes are for dense tiles: with this the compiler knows.
+  const DeviceIndex index = kBoxes == 2 && !kBlocks ? DeviceIndex() : given;
   extern __shared__ char memory[];
   char* aligned = memory + (1024 - shared_address(memory) % 1024) % 1024;
   char* q = aligned;
@@ -182,13 +183,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     release_registers<kProducerRegisters<kDim, kBoxes>>();
     if (threadIdx.x < 32) {
-      Producer<kDim, kVDim, kBoxes> producer(problem, given, index, maps, control,
-                                             shared_address(q), shared_address(stages));
+      Producer<kDim, kVDim, kBoxes, kBlocks> producer(problem, given, index, maps, control,
+                                                      shared_address(q), shared_address(stages));
       producer.run(tickets);
     }
   } else {
     take_registers<kConsumerRegisters<kDim, kBoxes>>();
-    Consumer<T, kDim, kVDim, kBoxes> consumer(problem, index, control, shared_address(q), stages,
+    // A box of a block says all that its rows have to know.
+    const DeviceIndex of_rows = kBlocks ? DeviceIndex() : index;
+    Consumer<T, kDim, kVDim, kBoxes> consumer(problem, of_rows, control, shared_address(q), stages,
                                               warpgroup - 1);
     consumer.run(tickets + 1);
   }
@@ -219,11 +222,11 @@ DeviceTensor dense_rows(char* data, std::int64_t dim, DType dtype) {
   return tensor;
 }
 
-template <class T, int kDim, int kVDim, int kBoxes>
+template <class T, int kDim, int kVDim, int kBoxes, bool kBlocks = false>
 void launch(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
             cudaStream_t stream) {
   constexpr int kBytes = Shared<kDim, kVDim, kBoxes>::kBytes;
-  const auto kernel = attend<T, kDim, kVDim, kBoxes>;
+  const auto kernel = attend<T, kDim, kVDim, kBoxes, kBlocks>;
   allow_shared_memory(reinterpret_cast<const void*>(kernel), kBytes);
   kernel<<<multiprocessors(), kThreads, kBytes, stream>>>(problem, index, maps, tickets);
   check(cudaGetLastError(), "starting the sm_90a attention kernel");
@@ -234,6 +237,9 @@ void launch(const Problem& problem, const DeviceIndex& index, const Maps& maps, 
 template <class T, int kDim>
 void launch_small(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
                   cudaStream_t stream) {
+  if (index.block_pairs) {
+    return launch<T, kDim, kDim, 2, true>(problem, index, maps, tickets, stream);
+  }
   if (index.heads == nullptr || index.dense_apart) {
     launch<T, kDim, kDim, 2>(problem, index, maps, tickets, stream);
   }

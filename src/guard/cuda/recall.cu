@@ -231,7 +231,7 @@ class Block {
     for (int r = first; r < kTileTokens; r += step) {
       const char* row = from(r);
       if (a_.vectors) {
-        load_row_chunks<kPanels>(tile, r, chunk, row, row != nullptr, problem_.dim, true);
+        load_row_chunks<kPanels>(tile, r, chunk, row, row != nullptr, problem_.dim, Chunks::kWhole);
       } else {
         convert_row_chunks(tile, r, chunk, row, dtype);
       }

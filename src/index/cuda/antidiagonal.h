@@ -14,10 +14,11 @@ namespace minference::cuda {
 
 struct AntidiagonalPlan {
   CellScores cells;
-  int block_cells = 0;            // cells along a block
-  int rows = 0;                   // row blocks worked on at a time
-  int key_blocks = 0;             // room for those of a row block
-  std::uint32_t* mass = nullptr;  // [heads][rows][key_blocks], shares of kWholeWeight
+  int block_cells = 0;  // cells along a block
+  int rows = 0;         // row blocks worked on at a time
+  int key_blocks = 0;   // room for those of a row block
+  // [heads][rows][key_blocks], shares of kWholeWeight; null: few enough for shared memory.
+  std::uint32_t* mass = nullptr;
 };
 
 AntidiagonalPlan plan_antidiagonals(const Problem& problem, int block_size, int stride, float norm,

@@ -23,6 +23,7 @@ struct BlockBits {
     DeviceIndex result;
     result.heads = heads;
     result.block_bits = bits;
+    result.block_pairs = block_size % kTileRows == 0;
     return result;
   }
 

@@ -28,7 +28,9 @@ struct IndexWorkspace {
 // vertical_slash, and minference with a pattern file: one pattern a query head.
 std::int64_t pattern_index_bytes(const Problem& problem, std::span<const HeadPattern> heads);
 // Throws InvalidArgument for a problem that breaks the contract of attention(), for another number of
-// patterns than query heads, or for a workspace that is too small; Unsupported for f32 tensors.
+// patterns than query heads, or for a workspace that is too small; Unsupported for queries and keys of
+// two types and for head dims that are no multiples of 8. f32 tensors are rounded to bf16 where they are
+// multiplied.
 DeviceIndex build_pattern_index(const Problem& problem, std::span<const HeadPattern> heads,
                                 const IndexWorkspace& workspace, cudaStream_t stream);
 

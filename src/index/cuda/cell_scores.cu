@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     char* aligned = memory + (1024 - shared_address(memory) % 1024) % 1024;
     const std::uint32_t stages = shared_address(aligned);
     auto& control = *reinterpret_cast<Control*>(
-        aligned + a.plan.stages * (CellScores::kTileRows + kColumns) * kRowBytes);
+        aligned + a.stages * (CellScores::kTileRows + kColumns) * kRowBytes);
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < a.plan.stages; ++stage) {
+      for (int stage = 0; stage < a.stages; ++stage) {
         mbarrier_init(shared_address(&control.full[stage]), 128);
         mbarrier_init(shared_address(&control.empty[stage]), 4 * kConsumers * kCluster);
       }
@@ -92,14 +92,15 @@ CUtensorMap cell_map(const DeviceTensor& tensor, const Problem& problem, int hea
 // Whether the copy engine can follow the tensor.
 bool has_bulk_copies(const DeviceTensor& tensor, int stride) {
   const auto legal = [](std::int64_t step) { return step >= 0 && step < std::int64_t{1} << 38; };
-  return is_aligned(tensor) && tensor.token_stride > 0 && legal(tensor.token_stride * stride) &&
-         legal(tensor.head_stride) && legal(tensor.batch_stride);
+  return tensor.dtype != DType::kF32 && is_aligned(tensor) && tensor.token_stride > 0 &&
+         legal(tensor.token_stride * stride) && legal(tensor.head_stride) &&
+         legal(tensor.batch_stride);
 }
 
 template <class T>
 void launch(const Arguments& a, const Maps& maps, cudaStream_t stream) {
-  const int bytes = shared_bytes(a.plan.columns, a.plan.stages);
-  const auto kernel = a.plan.columns == 256 ? cell_kernel<T, 256> : cell_kernel<T, 128>;
+  const int bytes = shared_bytes(a.columns, a.stages);
+  const auto kernel = a.columns == 256 ? cell_kernel<T, 256> : cell_kernel<T, 128>;
   allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -114,24 +115,21 @@ void launch(const Arguments& a, const Maps& maps, cudaStream_t stream) {
   check(cudaLaunchKernelEx(&config, kernel, a, maps), "scoring cells");
 }
 
-// Chooses the tiles and how many rows, in whole units, and heads are worked on at a time.
+// Chooses how many rows, in whole units, and heads are worked on at a time.
 void lay_out(const Problem& problem, int rows, int unit, std::int64_t bytes, CellScores& plan,
              MemoryPieces& workspace) {
-  plan.columns = has_wide_products() ? 256 : 128;
-  const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  plan.stages = kStages;
-  while (plan.stages > 2 && shared_bytes(plan.columns, plan.stages) > limit) --plan.stages;
-  const int tiles = (plan.cells(problem.kv_tokens) + plan.columns - 1) / plan.columns;
-  plan.slots = tiles * (plan.columns / plan.slot);
-  const int cluster = plan.columns == 256 ? kClusterOf<256> : 1;
-  const std::int64_t step = std::lcm(CellScores::kTileRows * cluster, unit);
+  constexpr int kColumns = CellScores::kTileColumns;
+  constexpr int kCluster = kClusterOf<kColumns>;
+  const int tiles = (plan.cells(problem.kv_tokens) + kColumns - 1) / kColumns;
+  plan.slots = tiles * (kColumns / plan.slot);
+  const std::int64_t step = std::lcm(CellScores::kTileRows, unit);
   const std::int64_t steps = (rows + step - 1) / step;
   const std::int64_t step_bytes = step * plan.row_sums() * static_cast<std::int64_t>(sizeof(float));
   plan.rows = static_cast<int>(std::clamp<std::int64_t>(bytes / step_bytes, 1, steps) * step);
   const std::int64_t heads = static_cast<std::int64_t>(problem.batch) * problem.q_heads;
   plan.heads = static_cast<int>(std::clamp<std::int64_t>(bytes / (plan.rows / step * step_bytes), 1,
                                                          std::min<std::int64_t>(heads, 1024)));
-  if (plan.heads > cluster) plan.heads -= plan.heads % cluster;
+  if (plan.heads > kCluster) plan.heads -= plan.heads % kCluster;
   plan.sums = workspace.take<float>(plan.heads * plan.rows * plan.row_sums());
 }
 
@@ -153,6 +151,7 @@ CellScores plan_last_rows(const Problem& problem, int block_size, std::int64_t b
   plan.scale = problem.scale;
   plan.last_rows = block_size;
   plan.split = block_size;
+  plan.slot = CellScores::kSplitSlot;
   // A part of the rows would be no use.
   const int rows = (block_size + CellScores::kTileRows - 1) / CellScores::kTileRows;
   lay_out(problem, block_size, rows * CellScores::kTileRows, bytes, plan, workspace);
@@ -163,8 +162,12 @@ void score_cells(const Problem& problem, const CellScores& plan, int first_head,
                  int first_row, int rows, cudaStream_t stream) {
   Arguments a{problem, plan, first_head, heads, first_row, rows};
   a.panels = (problem.dim + kPanelDims - 1) / kPanelDims;
-  a.aligned = is_aligned(problem.q) && is_aligned(problem.k);
-  a.cluster = plan.columns == 256 ? kClusterOf<256> : 1;
+  a.chunks = chunks_of(problem.q, problem.k);
+  a.columns = has_wide_products() ? CellScores::kTileColumns : 128;
+  a.cluster = a.columns == 256 ? kClusterOf<256> : 1;
+  a.stages = kStages;
+  const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  while (a.stages > 2 && shared_bytes(a.columns, a.stages) > limit) --a.stages;
   a.side_by_side = a.cluster > 1 && problem.group % a.cluster == 0 && heads % a.cluster == 0 &&
                    first_head % a.cluster == 0;
   Maps maps{};
@@ -177,13 +180,13 @@ void score_cells(const Problem& problem, const CellScores& plan, int first_head,
     }
     if (a.bulk_keys) {
       maps.keys = cell_map(problem.k, problem, problem.kv_heads, problem.kv_tokens, plan.stride,
-                           plan.columns / a.cluster);
+                           a.columns / a.cluster);
     }
   }
-  if (problem.q.dtype == DType::kBF16) {
-    launch<__nv_bfloat16>(a, maps, stream);
-  } else {
+  if (problem.q.dtype == DType::kF16) {
     launch<__half>(a, maps, stream);
+  } else {
+    launch<__nv_bfloat16>(a, maps, stream);
   }
 }
 

@@ -15,21 +15,22 @@ namespace minference::cuda {
 // index/antidiagonal.h. What is kept of a row of cells is, of each `slot` cells one after the other, the
 // logarithm to base 2 of the sum of 2^(score * log2(e)), over the cells of which some pair is visible.
 struct CellScores {
-  static constexpr int kTileRows = 128;  // cells
+  // Cells of the largest tile: the sums have room for whole tiles on every device.
+  static constexpr int kTileRows = 128;
+  static constexpr int kTileColumns = 256;
   static constexpr int kStages = 4;      // tiles of 64 dims in flight
+  static constexpr int kSplitSlot = 64;  // of which all sizes of blocks are multiples
 
   int stride = 1;
   int last_rows = 0;  // 0, or: the rows are the last so many of each sequence
   // 0, or keys of a block, and there are two sums of a slot: of the keys whose place in their block is at
   // most that of the row's own position in its, and of the others. They belong to two blocks of offsets.
   int split = 0;
-  float scale = 0;  // of a cell's score
-  int slot = 16;    // a power of 2 up to 16
-  int slots = 0;    // of a row of cells
-  int heads = 0;    // that are worked on at a time
-  int rows = 0;     // of each, a multiple of kTileRows
-  int columns = 0;  // cells of a tile
-  int stages = 0;
+  float scale = 0;        // of a cell's score
+  int slot = 16;          // a power of 2 up to 16; with `split` kSplitSlot
+  int slots = 0;          // of a row of cells
+  int heads = 0;          // that are worked on at a time
+  int rows = 0;           // of each, a multiple of kTileRows
   float* sums = nullptr;  // [heads][rows][slots], split: [2]
 
   MINFERENCE_HOST_DEVICE std::int64_t row_sums() const {
@@ -39,7 +40,7 @@ struct CellScores {
 };
 
 // `unit`: cells that go together, along rows and along columns; `norm` divides the scores. Takes the
-// sums' memory: about `bytes`, but at least for `unit` rows of one head.
+// sums' memory: about `bytes`, but at least for `unit` rows of one head. Asks no device.
 CellScores plan_cell_scores(const Problem& problem, int stride, int unit, float norm,
                             std::int64_t bytes, MemoryPieces& workspace);
 

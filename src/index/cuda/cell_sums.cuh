@@ -22,7 +22,11 @@ class Consumer {
         stages_(stages),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        row_(group_ * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane_ / 4) {}
+        row_(group_ * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane_ / 4),
+        // A factor that is not positive would turn maxima around, and the soft cap is no factor: then
+        // scores are scaled first.
+        plain_(a.plan.scale > 0 && !(a.problem.soft_cap > 0)),
+        factor_(plain_ ? a.plan.scale * kLog2E : 1.0F) {}
 
   __device__ __forceinline__ void run() {
     const int steps = a_.plan.stride * a_.panels;
@@ -38,7 +42,7 @@ class Consumer {
  private:
   static constexpr int kScoreCount = kColumns / 2;
   static constexpr int kStageBytes = (CellScores::kTileRows + kColumns) * kRowBytes;
-  static constexpr int kTurn = 1;  // named barrier
+  static constexpr int kSplitSlot = CellScores::kSplitSlot;
 
   // In all blocks of the cluster, each of which fetches keys for this one.
   __device__ __forceinline__ void release(int stage) const {
@@ -52,18 +56,11 @@ class Consumer {
     }
   }
 
-  // One warpgroup runs a little ahead of the other: while one sums up, the other multiplies.
-  __device__ __forceinline__ void follow(int step, int steps) const {
-    if (group_ == 0 && step == min(1, steps - 1)) named_barrier_arrive(kTurn, 128 * kConsumers);
-    if (group_ == 1 && step == 0) named_barrier(kTurn, 128 * kConsumers);
-  }
-
   __device__ __forceinline__ void multiply(int steps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     int last = -1;
     pin(scores_);
     for (int step = 0; step < steps; ++step) {
-      if (group_ == 1) follow(step, steps);
       wait_for_phase(shared_address(&control_.full[at_.stage]), at_.parity);
       const std::uint32_t tile = stages_ + at_.stage * kStageBytes;
       const MatrixDescriptor rows(tile + group_ * 64 * kRowBytes, 16, 1024);
@@ -74,13 +71,12 @@ class Consumer {
         wgmma_ss<T, false>(scores_, rows.at(32 * s), keys.at(32 * s), step + s > 0);
       }
       wgmma_commit();
-      if (group_ == 0) follow(step, steps);
       if (last >= 0) {
         wgmma_wait<1>();
         release(last);
       }
       last = at_.stage;
-      at_.advance(a_.plan.stages);
+      at_.advance(a_.stages);
     }
     wgmma_wait<0>();
     pin(scores_);
@@ -89,7 +85,6 @@ class Consumer {
 #pragma unroll
     for (float& score : scores_) score = 0.0F;
     for (int step = 0; step < steps; ++step) {
-      follow(step, steps);
       wait_for_phase(shared_address(&control_.full[at_.stage]), at_.parity);
       const std::uint32_t tile = stages_ + at_.stage * kStageBytes;
       const std::uint32_t keys = tile + CellScores::kTileRows * kRowBytes;
@@ -108,7 +103,7 @@ class Consumer {
         }
       }
       release(at_.stage);
-      at_.advance(a_.plan.stages);
+      at_.advance(a_.stages);
     }
 #endif
   }
@@ -118,13 +113,15 @@ class Consumer {
   }
 
   __device__ __forceinline__ void sum_up(const CellTile& tile) {
-    scale();
+    if (!plain_) scale();
     const Geometry geometry =
         sequence_geometry(a_.problem, (a_.first_head + tile.head) / a_.problem.q_heads);
     const int first_row =
         first_cell(a_.plan, geometry, a_.first_row) + tile.row * CellScores::kTileRows;
     const int first_key = tile.column * kColumns;
     const int stride = a_.plan.stride;
+    // Behind the last rows, of which another block of the cluster has some, there is no room for sums.
+    if (tile.row * CellScores::kTileRows >= a_.rows) return;
     const CellRange first(geometry, stride, first_row, first_row);
     const int last_row = first_row + CellScores::kTileRows - 1;
     const CellRange last(geometry, stride, last_row, last_row);
@@ -149,7 +146,8 @@ class Consumer {
                                    a_.plan.row_sums();
     if (a_.plan.split != 0) {
       const int place = max(geometry.position(row), 0) % a_.plan.split;
-      write_split<kHalf>(shift, place, first_key, reinterpret_cast<float2*>(to) + first_key / 16);
+      write_split<kHalf>(shift, place, first_key,
+                         reinterpret_cast<float2*>(to) + first_key / kSplitSlot);
       return;
     }
     to += first_key / a_.plan.slot;
@@ -189,7 +187,7 @@ class Consumer {
     }
   }
 
-  // Turns the row's scores into exponentials relative to their maximum, which is returned.
+  // Turns the row's scores into exponentials relative to their maximum, whose logarithm is returned.
   template <int kHalf>
   __device__ __forceinline__ float exponentials() {
     float highest[2] = {-kInfinity, -kInfinity};
@@ -201,13 +199,13 @@ class Consumer {
     float shift = fmaxf(highest[0], highest[1]);
     shift = fmaxf(shift, __shfl_xor_sync(~0U, shift, 1));
     shift = fmaxf(shift, __shfl_xor_sync(~0U, shift, 2));
-    if (shift == -kInfinity) shift = 0.0F;  // the row sees nothing here
+    shift = shift == -kInfinity ? 0.0F : shift * factor_;  // the row sees nothing here
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& score = scores_[4 * j + 2 * kHalf + e];
-        score = exp2_fast(score - shift);
+        score = exp2_fast(fmaf(score, factor_, -shift));
       }
     }
     return shift;
@@ -224,32 +222,31 @@ class Consumer {
     return (high ? upper : low) + __shfl_xor_sync(~0U, high ? low : upper, 2);
   }
 
-  // Slots of 16 keys, each in two parts. `place` of the row's position in its block.
+  // Slots of kSplitSlot keys, each in two parts. `place` of the row's position in its block.
   template <int kHalf>
   __device__ __forceinline__ void write_split(float shift, int place, int first_key,
                                               float2* to) const {
+    constexpr int kOctets = kSplitSlot / 8;
     int slot_place = first_key % a_.plan.split;
 #pragma unroll
-    for (int first = 0; first < kColumns / 8; first += 8) {
-      float far[4];
-      float near[4];
+    for (int first = 0; first < kColumns / 8; first += kOctets) {
+      float far = 0.0F;
+      float near = 0.0F;
+      const int last = place - slot_place - lane_ % 4 * 2;  // that is far, from the lane's first
 #pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        far[s] = 0.0F;
-        near[s] = 0.0F;
-        const int last = place - slot_place - lane_ % 4 * 2;  // that is far, from the lane's first
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const float value = scores_[4 * (first + 2 * s + k / 2) + 2 * kHalf + k % 2];
-          const bool is_far = k / 2 * 8 + k % 2 <= last;
-          far[s] += is_far ? value : 0.0F;
-          near[s] += is_far ? 0.0F : value;
-        }
-        slot_place += 16;
-        if (slot_place == a_.plan.split) slot_place = 0;
+      for (int k = 0; k < 2 * kOctets; ++k) {
+        const float value = scores_[4 * (first + k / 2) + 2 * kHalf + k % 2];
+        const bool is_far = k / 2 * 8 + k % 2 <= last;
+        far += is_far ? value : 0.0F;
+        near += is_far ? 0.0F : value;
       }
-      to[first / 2 + lane_ % 4] = {shift + __log2f(one_of_quad(far)),
-                                   shift + __log2f(one_of_quad(near))};
+      far += __shfl_xor_sync(~0U, far, 1);
+      near += __shfl_xor_sync(~0U, near, 1);
+      far += __shfl_xor_sync(~0U, far, 2);
+      near += __shfl_xor_sync(~0U, near, 2);
+      if (lane_ % 4 == 0) to[first / kOctets] = {shift + __log2f(far), shift + __log2f(near)};
+      slot_place += kSplitSlot;
+      if (slot_place == a_.plan.split) slot_place = 0;
     }
   }
 
@@ -297,6 +294,8 @@ class Consumer {
   int group_;
   int lane_;
   int row_;  // of i = 0, in the tile
+  bool plain_;
+  float factor_;  // that is still missing from the scores
   Cursor at_;
   float scores_[kScoreCount];
 };

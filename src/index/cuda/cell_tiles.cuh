@@ -28,11 +28,13 @@ struct Arguments {
   int heads = 0;
   int first_row = 0;
   int rows = 0;
+  int columns = 0;  // cells of a tile
+  int stages = 0;
   int panels = 1;   // of 64 dims
   int cluster = 1;  // thread blocks
   bool side_by_side =
       false;  // a cluster's blocks work on heads of one KV head, not on rows of one head
-  bool aligned = false;
+  Chunks chunks = Chunks::kParts;
   bool bulk_rows = false;  // the copy engine can follow the tensor
   bool bulk_keys = false;
 };
@@ -73,7 +75,7 @@ class TileWalk {
     const int rows_at_a_time = tiles_at_a_time_ * CellScores::kTileRows;
     rows_ = (a.rows + rows_at_a_time - 1) / rows_at_a_time;
     const int columns = a.plan.cells(a.problem.kv_tokens);
-    const int band = kBand * a.plan.columns;
+    const int band = kBand * a.columns;
     bands_ = (columns + band - 1) / band;
     if (a.heads > 0) geometry_ = geometry_of(0);
   }
@@ -112,8 +114,8 @@ class TileWalk {
     if (first >= cells) return 0;
     const CellRange seen(geometry_, a_.plan.stride, first, min(first + rows, cells) - 1);
     if (seen.begin >= seen.end) return 0;
-    begin = max(seen.begin / a_.plan.columns, band_ * kBand);
-    const int end = min((seen.end + a_.plan.columns - 1) / a_.plan.columns, (band_ + 1) * kBand);
+    begin = max(seen.begin / a_.columns, band_ * kBand);
+    const int end = min((seen.end + a_.columns - 1) / a_.columns, (band_ + 1) * kBand);
     return max(end - begin, 0);
   }
 
@@ -147,10 +149,10 @@ class Loader {
     h_ = (a_.first_head + tile.head) % problem.q_heads;
     geometry_ = sequence_geometry(problem, b_);
     first_row_ = first_cell(a_.plan, geometry_, a_.first_row) + tile.row * CellScores::kTileRows;
-    first_key_ = tile.column * a_.plan.columns;
-    const bool plain = a_.aligned && problem.dim == a_.panels * kPanelDims;
+    first_key_ = tile.column * a_.columns;
+    const bool plain = a_.chunks == Chunks::kWhole && problem.dim == a_.panels * kPanelDims;
     const bool all_rows = (first_row_ + CellScores::kTileRows) * a_.plan.stride <= geometry_.q_len;
-    const bool all_keys = (first_key_ + a_.plan.columns) * a_.plan.stride <= geometry_.kv_len;
+    const bool all_keys = (first_key_ + a_.columns) * a_.plan.stride <= geometry_.kv_len;
     plain_rows_ = plain && all_rows;
     plain_keys_ = plain && problem.block_table == nullptr && all_keys;
     bulk_rows_ = a_.bulk_rows && all_rows;
@@ -250,10 +252,10 @@ class Loader {
       const char* from = a_.problem.k.data;
       const bool exists = row(i * kRowStep + row_, from) && first < a_.problem.dim;
       const std::uint32_t to = tile + to_ + i * kRowStep * kRowBytes;
-      if (a_.aligned) {
+      if (a_.chunks == Chunks::kWhole) {
         cp_async_16(to, exists ? from + first * 2 : a_.problem.k.data, exists);
       } else {
-        copy_chunk(to, from + first * 2, exists);
+        copy_chunk(to, from + first * element_bytes(a_.chunks), exists, a_.chunks);
       }
     }
   }
@@ -301,7 +303,7 @@ __device__ void produce(const Arguments& a, const Maps& maps, int rank, Control&
   const auto announce = [&] {
     fence_for_products();
     arrive_at(shared_address(&control.full[landed]));
-    landed = landed + 1 == a.plan.stages ? 0 : landed + 1;
+    landed = landed + 1 == a.stages ? 0 : landed + 1;
     --flying;
   };
   // The first round finds every stage empty.
@@ -326,7 +328,7 @@ __device__ void produce(const Arguments& a, const Maps& maps, int rank, Control&
           cp_async_wait<kAhead>();
           announce();
         }
-        at.advance(a.plan.stages);
+        at.advance(a.stages);
       }
     }
   }

@@ -44,10 +44,6 @@ void check_problem(const Problem& problem) {
                       dtype_name(problem.k.dtype) +
                       "; legal for an estimate on a CUDA device: one type for both");
   }
-  if (problem.q.dtype == DType::kF32) {
-    throw Unsupported(
-        "queries and keys are f32; legal for an estimate on a CUDA device: f16, bf16");
-  }
   if (problem.block_table != nullptr) {
     check_range("the page size", problem.page_size, 1, kMostTokens);
   }

@@ -33,7 +33,8 @@ __device__ void for_each_weight(Weight&& weight, int begin, int end, Visit&& vis
   }
 }
 
-// The weights that a warp chooses from. Entries that do not take part have no weight.
+// The weights that a warp chooses from, or a thread block with a class of its own: sum() is over those who
+// choose. Entries that do not take part have no weight.
 template <class Weight>
 class WeightsInMemory {
  public:
@@ -44,6 +45,7 @@ class WeightsInMemory {
   __device__ void for_each(Visit&& visit) const {
     for_each_weight(weight_, begin_, end_, visit);
   }
+  __device__ std::uint32_t sum(std::uint32_t of_lane) const { return warp_sum(of_lane); }
 
  private:
   const Weight& weight_;
@@ -69,12 +71,13 @@ class WeightsInRegisters {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) visit(weights_[i]);
   }
+  __device__ std::uint32_t sum(std::uint32_t of_lane) const { return warp_sum(of_lane); }
 
  private:
   std::uint32_t weights_[kMost];
 };
 
-// Executed by a warp: the highest weight such that what is at or above it measures `wanted`, at least 1
+// Executed by those who choose: the highest weight such that what is at or above it measures `wanted`, at least 1
 // and at most the measure of all. `above`: what is above it. measure(w): of an entry of weight w > 0.
 template <class Weights, class Measure>
 __device__ std::uint32_t find_cut(const Weights& weights, std::uint32_t wanted, Measure&& measure,
@@ -85,7 +88,7 @@ __device__ std::uint32_t find_cut(const Weights& weights, std::uint32_t wanted, 
     const std::uint32_t candidate = cut | 1U << bit;
     std::uint32_t held = 0;
     weights.for_each([&](std::uint32_t w) { held += w >= candidate ? measure(w) : 0; });
-    held = warp_sum(held);
+    held = weights.sum(held);
     if (held >= wanted) {
       cut = candidate;
     } else {
@@ -95,7 +98,7 @@ __device__ std::uint32_t find_cut(const Weights& weights, std::uint32_t wanted, 
   return cut;
 }
 
-// Executed by a warp: the heaviest entries that hold `wanted` together, which is at most their sum.
+// Executed by those who choose: the heaviest entries that hold `wanted` together, which is at most their sum.
 template <class Weights>
 __device__ Cover find_cover(const Weights& weights, std::uint32_t wanted) {
   Cover cover;

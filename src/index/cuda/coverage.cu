@@ -293,7 +293,7 @@ void estimate_coverage(const Problem& problem, const CoveragePlan& plan, const s
   arguments.plan = plan;
   arguments.wanted = wanted;
   arguments.rows = plan.rows;
-  arguments.aligned = is_aligned(problem.q) && is_aligned(problem.k);
+  arguments.chunks = chunks_of(problem.q, problem.k);
   arguments.distances = plan.distances;
   arguments.class_bytes = plan.class_bytes;
   const int units = problem.batch * problem.kv_heads;

@@ -178,9 +178,7 @@ Arguments lay_out(const Problem& problem, const CoverageRule& rule, const BoxCos
 }  // namespace
 
 const char* coverage_refusal(const Problem& problem) {
-  if (problem.q.dtype == DType::kF32 || problem.q.dtype != problem.k.dtype) {
-    return "auto on CUDA: q and k are not both f16 or both bf16";
-  }
+  if (problem.q.dtype != problem.k.dtype) return "auto on CUDA: q and k are of two types";
   if (problem.dim % 8 != 0) return "auto on CUDA: head_dim is no multiple of 8";
   return nullptr;
 }

@@ -101,8 +101,10 @@ __global__ void __launch_bounds__(kThreads) test_kernel(const __grid_constant__ 
   const int first = max(geometry.q_len - a.bits.block_size, 0);
   if (problem.q.dtype == DType::kBF16) {
     mean_of_rows<__nv_bfloat16>(problem, b, h, first, geometry.q_len, mean);
-  } else {
+  } else if (problem.q.dtype == DType::kF16) {
     mean_of_rows<__half>(problem, b, h, first, geometry.q_len, mean);
+  } else {
+    mean_of_rows<float>(problem, b, h, first, geometry.q_len, mean);
   }
   __syncthreads();
   const DeviceGrid::Range seen = grid.visible_from(first, geometry.q_len);

@@ -70,7 +70,7 @@ void estimate_last_q(const Problem& problem, const LastQPlan& plan, const std::u
   arguments.partials = sums.partials;
   arguments.wanted = wanted;
   arguments.first_unit = first;
-  arguments.aligned = is_aligned(problem.q) && is_aligned(problem.k);
+  arguments.chunks = chunks_of(problem.q, problem.k);
   arguments.sums = sums;
   arguments.stride = plan.stride;
   row_pass::launch<StatsOfHead<LastRows>>(arguments, count, stream);

@@ -294,17 +294,16 @@ struct Layout {
 
 // Sequence b alone, as far as the last row of a sample sees it, with the sample's rows.
 Problem problem_of_sample(const Problem& problem, int b, const TokenRange& sample, int keys) {
-  constexpr int kElementBytes = 2;
   Problem one = problem;
   one.batch = 1;
   one.q_lens = nullptr;
   one.kv_lens = nullptr;
-  one.q.data +=
-      (b * problem.q.batch_stride + sample.begin * problem.q.token_stride) * kElementBytes;
+  one.q.data += (b * problem.q.batch_stride + sample.begin * problem.q.token_stride) *
+                dtype_size(problem.q.dtype);
   if (problem.block_table != nullptr) {
     one.block_table += static_cast<std::int64_t>(b) * problem.pages_per_sequence;
   } else {
-    one.k.data += b * problem.k.batch_stride * kElementBytes;
+    one.k.data += b * problem.k.batch_stride * dtype_size(problem.k.dtype);
   }
   one.q_tokens = static_cast<std::int32_t>(sample.end - sample.begin);
   one.kv_tokens = keys;

@@ -18,11 +18,22 @@ struct Arguments {
   int first_head = 0;  // over the whole batch
   int first_row = 0;   // row block
   int rows = 0;
-  bool aligned = false;
+  Chunks chunks = Chunks::kParts;
 };
 
-__device__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ float to_float(__half x) { return __half2float(x); }
+// Adds a chunk of a row to `sum`.
+template <class T>
+__device__ void add_chunk(const char* from, Chunks chunks, float (&sum)[kChunkDims]) {
+  T elements[kChunkDims];
+  if (sizeof(T) == 2 && chunks == Chunks::kWhole) {
+    *reinterpret_cast<uint4*>(elements) = *reinterpret_cast<const uint4*>(from);
+  } else {
+#pragma unroll
+    for (int d = 0; d < kChunkDims; ++d) elements[d] = reinterpret_cast<const T*>(from)[d];
+  }
+#pragma unroll
+  for (int d = 0; d < kChunkDims; ++d) sum[d] += static_cast<float>(elements[d]);
+}
 
 // A block of threads a block of tokens.
 template <class T, bool kKeys>
@@ -48,20 +59,8 @@ __global__ void __launch_bounds__(kMeanThreads) mean_kernel(const __grid_constan
   for (int i = row; row < rows && i < count; i += rows) {
     const char* from =
         (kKeys ? key_row(problem, b, head, first + i) : query_row(problem, b, head, first + i)) +
-        chunk * kChunkDims * 2;
-    std::uint32_t words[4];
-    if (a.aligned) {
-      const uint4 all = *reinterpret_cast<const uint4*>(from);
-      words[0] = all.x;
-      words[1] = all.y;
-      words[2] = all.z;
-      words[3] = all.w;
-    } else {
-      read_chunk(from, true, words);
-    }
-    const T* elements = reinterpret_cast<const T*>(words);
-#pragma unroll
-    for (int d = 0; d < kChunkDims; ++d) sum[d] += to_float(elements[d]);
+        chunk * kChunkDims * static_cast<int>(sizeof(T));
+    add_chunk<T>(from, a.chunks, sum);
   }
 #pragma unroll
   for (int d = 0; d < kChunkDims; ++d) sums[threadIdx.x * kChunkDims + d] = sum[d];
@@ -87,9 +86,9 @@ __device__ void load_means(const Means& means, std::int64_t row, int first, int 
     const bool exists = first + i < means.blocks;
     const std::int64_t at = (row * means.blocks + (exists ? first + i : 0)) * dim;
     load_row_chunks<kPanels>(high, i, chunk, reinterpret_cast<const char*>(means.high + at), exists,
-                             dim, true);
+                             dim, Chunks::kWhole);
     load_row_chunks<kPanels>(low, i, chunk, reinterpret_cast<const char*>(means.low + at), exists,
-                             dim, true);
+                             dim, Chunks::kWhole);
   }
 }
 
@@ -162,8 +161,10 @@ template <bool kKeys>
 void pool(const Arguments& a, dim3 grid, cudaStream_t stream) {
   if (a.problem.q.dtype == DType::kBF16) {
     mean_kernel<__nv_bfloat16, kKeys><<<grid, kMeanThreads, 0, stream>>>(a);
-  } else {
+  } else if (a.problem.q.dtype == DType::kF16) {
     mean_kernel<__half, kKeys><<<grid, kMeanThreads, 0, stream>>>(a);
+  } else {
+    mean_kernel<float, kKeys><<<grid, kMeanThreads, 0, stream>>>(a);
   }
   check(cudaGetLastError(), "pooling queries or keys");
 }
@@ -207,19 +208,19 @@ PooledScores plan_pooled_scores(const Problem& problem, int block_size, std::int
 }
 
 void pool_keys(const Problem& problem, const PooledScores& plan, cudaStream_t stream) {
-  pool<true>({problem, plan, {}, 0, 0, 0, is_aligned(problem.k)},
+  pool<true>({problem, plan, {}, 0, 0, 0, chunks_of(problem.k, problem.k)},
              dim3(plan.keys.blocks, problem.kv_heads, problem.batch), stream);
 }
 
 void pool_queries(const Problem& problem, const PooledScores& plan, const HeadFilter& filter,
                   int first, int count, cudaStream_t stream) {
-  pool<false>({problem, plan, filter, first, 0, 0, is_aligned(problem.q)},
+  pool<false>({problem, plan, filter, first, 0, 0, chunks_of(problem.q, problem.q)},
               dim3(plan.queries.blocks, count), stream);
 }
 
 void score_means(const Problem& problem, const PooledScores& plan, const HeadFilter& filter,
                  int first, int count, int first_row, int rows, cudaStream_t stream) {
-  const Arguments a{problem, plan, filter, first, first_row, rows, false};
+  const Arguments a{problem, plan, filter, first, first_row, rows};
   if (problem.dim <= kPanelDims) {
     start_scores<1>(a, count, stream);
   } else if (problem.dim <= 2 * kPanelDims) {

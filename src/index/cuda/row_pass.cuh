@@ -24,7 +24,7 @@ __device__ void load_queries(const Arguments& a, const Task& task, std::uint32_t
         a.problem, task.b, exists ? task.kv_head * a.problem.group + task.first_in_group + head : 0,
         exists ? row : 0);
     load_row_chunks<kPanels>(queries + head * kPanels * kPanelBytes, i % kPassRows, chunk, from,
-                             exists, a.problem.dim, a.aligned);
+                             exists, a.problem.dim, a.chunks);
   }
   cp_async_commit();
   cp_async_wait<0>();
@@ -40,7 +40,8 @@ class KeyLoader {
     first_row_ = (static_cast<int>(threadIdx.x) / 32 - a.plan.heads * 4) * kRows;
     first_key_ = task.first_key + first_row_ / kStepKeys * task.range_step;
     // Rows lie where those of the first step do, a step's keys further on.
-    plain_ = a.aligned && a.problem.block_table == nullptr && a.problem.dim == kPanels * kPanelDims;
+    plain_ = a.chunks == Chunks::kWhole && a.problem.block_table == nullptr &&
+             a.problem.dim == kPanels * kPanelDims;
     if (!plain_) return;
     const std::int64_t row_bytes = a.problem.k.token_stride * 2;
     four_rows_ = 4 * row_bytes;
@@ -92,7 +93,7 @@ class KeyLoader {
       const bool exists = key >= 0 && key < task_.geometry.kv_len;
       load_row_chunks<kPanels>(tile, first_row_ + row, chunk_,
                                key_row(a_.problem, task_.b, task_.kv_head, exists ? key : 0),
-                               exists, a_.problem.dim, a_.aligned);
+                               exists, a_.problem.dim, a_.chunks);
     }
   }
 
@@ -267,10 +268,10 @@ void launch_of_type(const Arguments& arguments, int count, cudaStream_t stream) 
 
 template <class OfHead, class Arguments>
 void launch(const Arguments& arguments, int count, cudaStream_t stream) {
-  if (arguments.problem.q.dtype == DType::kBF16) {
-    launch_of_type<__nv_bfloat16, OfHead>(arguments, count, stream);
-  } else {
+  if (arguments.problem.q.dtype == DType::kF16) {
     launch_of_type<__half, OfHead>(arguments, count, stream);
+  } else {
+    launch_of_type<__nv_bfloat16, OfHead>(arguments, count, stream);
   }
 }
 

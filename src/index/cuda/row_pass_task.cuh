@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "index/cuda/row_pass.h"
+#include "index/cuda/score_tile.cuh"
 
 namespace minference::cuda::row_pass {
 
@@ -35,7 +36,7 @@ struct Arguments {
   const std::uint8_t* wanted = nullptr;
   int first_unit = 0;
   int rows = kPassRows;  // of a chunk, at most
-  bool aligned = false;
+  Chunks chunks = Chunks::kParts;
 };
 
 // What every thread of a block knows about its work.

@@ -59,6 +59,21 @@ __device__ inline void fence_for_products() {
 #endif
 }
 
+// How rows of queries and keys are read, a chunk at a time.
+enum class Chunks : std::uint8_t {
+  kWhole,  // 16 bytes, at addresses that are multiples of 16
+  kParts,  // element by element
+  kF32,    // likewise, rounded to bf16
+};
+
+MINFERENCE_HOST_DEVICE inline int element_bytes(Chunks chunks) {
+  return chunks == Chunks::kF32 ? 4 : 2;
+}
+
+__device__ inline int element_bytes(const DeviceTensor& tensor) {
+  return tensor.dtype == DType::kF32 ? 4 : 2;
+}
+
 // Element 0 of a key of a KV head.
 __device__ inline const char* key_row(const Problem& problem, int b, int kv_head, int key) {
   const DeviceTensor& k = problem.k;
@@ -71,20 +86,29 @@ __device__ inline const char* key_row(const Problem& problem, int b, int kv_head
                             key / problem.page_size];
     at += page * k.batch_stride + key % problem.page_size * k.token_stride;
   }
-  return k.data + at * 2;
+  return k.data + at * element_bytes(k);
 }
 
 // Element 0 of a query of a head.
 __device__ inline const char* query_row(const Problem& problem, int b, int h, int row) {
   const DeviceTensor& q = problem.q;
-  return q.data + (b * q.batch_stride + row * q.token_stride + h * q.head_stride) * 2;
+  return q.data +
+         (b * q.batch_stride + row * q.token_stride + h * q.head_stride) * element_bytes(q);
 }
 
 // A chunk at any address; zeros when it does not exist.
-__device__ inline void read_chunk(const char* from, bool exists, std::uint32_t (&words)[4]) {
-  const auto* elements = reinterpret_cast<const std::uint16_t*>(from);
+__device__ inline void read_chunk(const char* from, bool exists, Chunks chunks,
+                                  std::uint32_t (&words)[4]) {
   for (int i = 0; i < 4; ++i) {
-    words[i] = exists ? elements[2 * i] | static_cast<std::uint32_t>(elements[2 * i + 1]) << 16 : 0;
+    words[i] = 0;
+    if (!exists) continue;
+    if (chunks == Chunks::kF32) {
+      const auto* elements = reinterpret_cast<const float*>(from) + 2 * i;
+      words[i] = pack_pair<__nv_bfloat16>(elements[0], elements[1]);
+    } else {
+      const auto* elements = reinterpret_cast<const std::uint16_t*>(from) + 2 * i;
+      words[i] = elements[0] | static_cast<std::uint32_t>(elements[1]) << 16;
+    }
   }
 }
 
@@ -94,35 +118,41 @@ __device__ inline void store_chunk(std::uint32_t to, const std::uint32_t (&words
                : "memory");
 }
 
-// A chunk that cp_async_16() cannot take, because its address is no multiple of 16.
-__device__ inline void copy_chunk(std::uint32_t to, const char* from, bool exists) {
+// A chunk that cp_async_16() cannot take.
+__device__ inline void copy_chunk(std::uint32_t to, const char* from, bool exists, Chunks chunks) {
   std::uint32_t words[4];
-  read_chunk(from, exists, words);
+  read_chunk(from, exists, chunks, words);
   store_chunk(to, words);
 }
 
 // Copies chunk `chunk` of every panel of a row that exists, zeros otherwise and behind `dim`.
 template <int kPanels>
 __device__ inline void load_row_chunks(std::uint32_t tile, int row, int chunk, const char* from,
-                                       bool exists, int dim, bool aligned) {
+                                       bool exists, int dim, Chunks chunks) {
   std::uint32_t to = tile + chunk_offset(row, chunk);
 #pragma unroll
   for (int p = 0; p < kPanels; ++p, to += kPanelBytes) {
     const int first = p * kPanelDims + chunk * kChunkDims;
     const bool inside = exists && first < dim;
-    if (aligned) {
+    if (chunks == Chunks::kWhole) {
       cp_async_16(to, from + (inside ? first * 2 : 0), inside);
     } else {
-      copy_chunk(to, from + first * 2, inside);
+      copy_chunk(to, from + first * element_bytes(chunks), inside, chunks);
     }
   }
 }
 
-// Whether rows of the tensor can be read in chunks of 16 bytes.
+// Whether rows of a tensor of 16-bit elements can be read in chunks of 16 bytes.
 inline bool is_aligned(const DeviceTensor& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
          tensor.batch_stride % kChunkDims == 0 && tensor.token_stride % kChunkDims == 0 &&
          tensor.head_stride % kChunkDims == 0;
+}
+
+// Of tensors of one type.
+inline Chunks chunks_of(const DeviceTensor& a, const DeviceTensor& b) {
+  if (a.dtype == DType::kF32) return Chunks::kF32;
+  return is_aligned(a) && is_aligned(b) ? Chunks::kWhole : Chunks::kParts;
 }
 
 // Scores 4 * j ... 4 * j + 3.
