@@ -29,7 +29,8 @@ minference_add_cuda_objects(minference_cuda_sm90 "90a-real"
   src/attention/cuda/sm90_attention.cu)
 # One source for both, with Hopper's products where it has them.
 minference_add_cuda_objects(minference_cuda_both "80;90a-real"
-  src/index/cuda/cell_scores.cu)
+  src/index/cuda/cell_scores.cu
+  src/index/cuda/last_q.cu)
 minference_add_cuda_objects(minference_cuda_any "80;90-real"
   src/attention/cuda/f32_attention.cu
   src/attention/cuda/gather_columns.cu
@@ -44,7 +45,6 @@ minference_add_cuda_objects(minference_cuda_any "80;90-real"
   src/index/cuda/coverings.cu
   src/index/cuda/flexprefill.cu
   src/index/cuda/head_plan.cu
-  src/index/cuda/last_q.cu
   src/index/cuda/last_rows.cu
   src/index/cuda/modality_grid.cu
   src/index/cuda/modality_index.cu

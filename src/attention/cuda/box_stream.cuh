@@ -11,34 +11,39 @@
 
 namespace minference::cuda {
 
-// 64 keys from any key on, or 64 of the head's gathered columns, and what each group of rows does
-// with them.
-struct Box {
+// 64 keys from any key on, or 64 of the head's gathered columns, and what each of some groups of rows,
+// three at most, does with them.
+template <int kCount>
+struct BoxOf {
   enum Flag : std::uint32_t {
-    kUse = 1,       // << group: the group sees some of the keys
-    kMasked = 4,    // << group: but not every one of its rows every key
-    kColumns = 16,  // start counts the head's gathered columns
-    kExact = 32,    // runs hold for each row by itself
-    kPastEnd = 64,  // the last keys of the box do not exist
-    kEndOfTile = 128,
-    kAlike = 256,  // << group: every row of the group sees the keys of its word
+    kUse = 1,         // << group: the group sees some of the keys
+    kMasked = 8,      // << group: but not every one of its rows every key
+    kAlike = 64,      // << group: every row of the group sees the keys of its word
+    kColumns = 512,   // start counts the head's gathered columns
+    kExact = 1024,    // runs hold for each row by itself
+    kPastEnd = 2048,  // the last keys of the box do not exist
+    kEndOfTile = 4096,
+    // Of all groups.
+    kAnyUse = kUse * ((1 << kCount) - 1),
+    kAllMasked = kMasked * ((1 << kCount) - 1),
   };
   std::int32_t start = 0;
   std::uint32_t flags = 0;
   // Bit c: key c of the box belongs to the group's row block, whatever the row.
-  std::uint64_t word[kGroups] = {};
+  std::uint64_t word[kCount] = {};
 
   __device__ bool used_by(int group) const { return (flags & (kUse << group)) != 0; }
   __device__ bool masked_for(int group) const { return (flags & (kMasked << group)) != 0; }
 
   // The same keys, of which no row sees anything.
-  __device__ Box unseen() const {
-    Box box;
+  __device__ BoxOf unseen() const {
+    BoxOf box;
     box.start = start;
-    box.flags = (kMasked << 0) | (kMasked << 1) | (flags & (kColumns | kPastEnd));
+    box.flags = kAllMasked | (flags & (kColumns | kPastEnd));
     return box;
   }
 };
+using Box = BoxOf<kGroups>;
 
 // Bits of [begin, end) in a word whose bit 0 stands for 0.
 __device__ inline std::uint64_t bits_between(int begin, int end) {
@@ -78,6 +83,24 @@ __device__ inline int first_run_beyond(const DeviceRun* runs, int count, int off
   return begin;
 }
 
+// Keys [low, high) of a run for a row block whose rows stand at these positions, before visibility.
+__device__ __forceinline__ void run_interval(RunRounding rounding, int first_position,
+                                             int last_position, const DeviceRun& run, int& low,
+                                             int& high) {
+  if (rounding == RunRounding::kBox) {
+    high = first_position + kGroupRows - run.begin;
+    low = high - (run.end - run.begin + kGroupRows - 1 + kBoxKeys - 1) / kBoxKeys * kBoxKeys;
+    return;
+  }
+  low = first_position - run.end + 1;
+  high = last_position - run.begin + 1;
+  if (rounding == RunRounding::kGranule) {
+    constexpr int kGranule = static_cast<int>(kRunGranule);
+    low = low & ~(kGranule - 1);  // rounds down, below 0 too
+    high = (high + kGranule - 1) & ~(kGranule - 1);
+  }
+}
+
 // A tile of rows of one head. Row blocks are groups; rows outside [row_begin, row_end) are not asked
 // for, but a row block's keys are always those of the whole row block.
 struct RowTile {
@@ -90,9 +113,11 @@ struct RowTile {
 
 // Executed by one warp, every lane with the same state. kBlocks: no head has runs or columns, of which the
 // compiler then knows.
-template <bool kBlocks>
+template <int kCount, bool kBlocks = false>
 class BoxStreamOf {
  public:
+  using Box = BoxOf<kCount>;
+
   __device__ __forceinline__ void start(const Problem& problem, const DeviceIndex& index,
                                         const RowTile& tile) {
     geometry_ = sequence_geometry(problem, tile.b);
@@ -106,14 +131,14 @@ class BoxStreamOf {
     first_ = INT32_MAX;
     end_ = 0;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) start_group(tile, g);
+    for (int g = 0; g < kCount; ++g) start_group(tile, g);
     next_ = 0;
     at_ = 0;
     lowest_ = 1;  // no interval yet
     columns_left_ = 0;
     run_begin_ = 0;
     run_end_ = 0;
-    flags_ = masked_everywhere_ ? kAllMasked : 0;
+    flags_ = masked_everywhere_ ? Box::kAllMasked : 0;
     switch (head_.kind) {
       case HeadIndex::Kind::kDense:
         start_dense();
@@ -126,34 +151,6 @@ class BoxStreamOf {
         break;
       case HeadIndex::Kind::kBlock:
         start_blocks(tile);
-        break;
-    }
-  }
-
-  // Leaves out the keys outside [begin, end), and columns: between start() and the first next().
-  __device__ __forceinline__ void clip(std::int32_t begin, std::int32_t end) {
-    first_ = max(first_, begin);
-    end_ = min(end_, end);
-    int first_position = INT32_MAX;
-#pragma unroll
-    for (Group& group : groups_) {
-      group.first = max(group.first, first_);
-      group.end = min(group.end, end_);
-      if (group.active) first_position = min(first_position, group.block_first_position);
-    }
-    switch (head_.kind) {
-      case HeadIndex::Kind::kDense:
-        start_dense();
-        break;
-      case HeadIndex::Kind::kDiagonal:
-        if constexpr (kBlocks) break;
-        // Before rounding, which is by less than a box, the runs before it begin at end_ or later.
-        next_ = first_run_beyond(index_->runs + head_.run_begin, head_.run_count,
-                                 first_position - kBoxKeys + 1 - end_);
-        columns_left_ = 0;
-        break;
-      case HeadIndex::Kind::kBlock:
-        clip_blocks();
         break;
     }
   }
@@ -200,8 +197,6 @@ class BoxStreamOf {
     std::int32_t block_end = 0;
   };
 
-  static constexpr std::uint32_t kAllMasked = (Box::kMasked << 0) | (Box::kMasked << 1);
-
   __device__ __forceinline__ void start_group(const RowTile& tile, int g) {
     const int block_begin = tile.base + g * kGroupRows;
     const int block_end = min(block_begin + kGroupRows, geometry_.q_len);
@@ -231,23 +226,6 @@ class BoxStreamOf {
     at_ = first_ < end_ ? lowest_ + (end_ - 1 - lowest_) / kBoxKeys * kBoxKeys : lowest_ - 1;
   }
 
-  // Keys of a run for a group's row block, before visibility.
-  __device__ __forceinline__ void run_interval(const Group& group, const DeviceRun& run, int& low,
-                                               int& high) const {
-    if (head_.rounding == RunRounding::kBox) {
-      high = group.block_first_position + kGroupRows - run.begin;
-      low = high - (run.end - run.begin + kGroupRows - 1 + kBoxKeys - 1) / kBoxKeys * kBoxKeys;
-      return;
-    }
-    low = group.block_first_position - run.end + 1;
-    high = group.block_last_position - run.begin + 1;
-    if (head_.rounding == RunRounding::kGranule) {
-      constexpr int kGranule = static_cast<int>(kRunGranule);
-      low = low & ~(kGranule - 1);  // rounds down, below 0 too
-      high = (high + kGranule - 1) & ~(kGranule - 1);
-    }
-  }
-
   __device__ __forceinline__ bool next_run() {
     while (next_ < head_.run_count) {
       const DeviceRun run = index_->runs[head_.run_begin + next_];
@@ -261,7 +239,8 @@ class BoxStreamOf {
         if (!group.active) continue;
         int low;
         int high;
-        run_interval(group, run, low, high);
+        run_interval(head_.rounding, group.block_first_position, group.block_last_position, run,
+                     low, high);
         // Rounded runs may overlap; each key counts once.
         group.low = low;
         group.high = min(high, group.reached);
@@ -286,7 +265,7 @@ class BoxStreamOf {
   __device__ __forceinline__ void start_blocks(const RowTile& tile) {
     const std::int32_t* rows = index_->block_rows + head_.block_row_begin + tile.base / kGroupRows;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kCount; ++g) {
       Group& group = groups_[g];
       if (!group.active) continue;
       if (head_.bit_block_size == 0) {
@@ -296,24 +275,6 @@ class BoxStreamOf {
         group.block_begin = group.first / kBoxKeys;
         group.block_end = (group.end + kBoxKeys - 1) / kBoxKeys;
       }
-    }
-  }
-
-  __device__ __forceinline__ void clip_blocks() {
-    const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
-    const int first = first_ / kBoxKeys;
-    const int end = (end_ + kBoxKeys - 1) / kBoxKeys;
-#pragma unroll
-    for (Group& group : groups_) {
-      if (head_.bit_block_size != 0) {
-        group.block_begin = max(group.block_begin, first);
-        group.block_end = min(group.block_end, end);
-        continue;
-      }
-      const std::int32_t* of_group = ids + group.block_begin;
-      const int count = group.block_end - group.block_begin;
-      group.block_end = group.block_begin + lower_bound(of_group, count, end);
-      group.block_begin += lower_bound(of_group, count, first);
     }
   }
 
@@ -336,19 +297,19 @@ class BoxStreamOf {
   }
 
   __device__ __forceinline__ bool next_block() {
-    int last[kGroups];
+    int last[kCount];
     int ratio = 1;  // boxes of a key block
     if (head_.bit_block_size == 0) {
       const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
+      for (int g = 0; g < kCount; ++g) {
         const Group& group = groups_[g];
         last[g] = group.block_end > group.block_begin ? ids[group.block_end - 1] : -1;
       }
     } else {
       ratio = head_.bit_block_size / kBoxKeys;
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) last[g] = last_bit(groups_[g]);
+      for (int g = 0; g < kCount; ++g) last[g] = last_bit(groups_[g]);
     }
     int highest = -1;
 #pragma unroll
@@ -358,7 +319,7 @@ class BoxStreamOf {
     lowest_ = lowest * kBoxKeys;
     at_ = highest * kBoxKeys;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kCount; ++g) {
       Group& group = groups_[g];
       const bool here = last[g] >= lowest;
       group.low = lowest_;
@@ -380,7 +341,7 @@ class BoxStreamOf {
   __device__ __forceinline__ bool fill(Box& box) const {
     box.flags = flags_;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kCount; ++g) {
       const Group& group = groups_[g];
       box.word[g] = 0;
       if (!group.active) continue;
@@ -396,7 +357,7 @@ class BoxStreamOf {
       }
     }
     if (box.start + kBoxKeys > geometry_.kv_len) box.flags |= Box::kPastEnd;
-    return (box.flags & (Box::kUse | Box::kUse << 1)) != 0;
+    return (box.flags & Box::kAnyUse) != 0;
   }
 
   // Whether a run covers the key for the group's row block.
@@ -416,12 +377,14 @@ class BoxStreamOf {
     int low;
     int high;
     if (begin < head_.run_count) {
-      run_interval(group, runs[begin], low, high);
+      run_interval(head_.rounding, group.block_first_position, group.block_last_position,
+                   runs[begin], low, high);
       if (key < high) return true;
     }
     // Runs before it were rounded down by less than a box.
     while (--begin >= 0 && group.block_first_position - runs[begin].end + 1 < key + kBoxKeys) {
-      run_interval(group, runs[begin], low, high);
+      run_interval(head_.rounding, group.block_first_position, group.block_last_position,
+                   runs[begin], low, high);
       if (low <= key) return true;
     }
     return false;
@@ -432,7 +395,7 @@ class BoxStreamOf {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     box.flags = flags_ | Box::kColumns;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kCount; ++g) {
       const Group& group = groups_[g];
       box.word[g] = 0;
       if (!group.active) continue;
@@ -454,13 +417,13 @@ class BoxStreamOf {
         box.flags |= Box::kMasked << g;
       }
     }
-    return (box.flags & (Box::kUse | Box::kUse << 1)) != 0;
+    return (box.flags & Box::kAnyUse) != 0;
   }
 
   Geometry geometry_;
   const DeviceIndex* index_ = nullptr;
   DeviceHead head_;
-  Group groups_[kGroups];
+  Group groups_[kCount];
   bool masked_everywhere_ = false;
   std::uint32_t flags_ = 0;
   std::int32_t first_ = 0;  // keys that any row sees lie in [first_, end_)
@@ -474,8 +437,7 @@ class BoxStreamOf {
   std::int32_t lowest_ = 1;
   std::int32_t columns_left_ = 0;
 };
-
-using BoxStream = BoxStreamOf<false>;
+using BoxStream = BoxStreamOf<kGroups>;
 
 // The keys of 64 that exact runs cover for one row: bit c stands for offset `top` - c.
 __device__ inline std::uint64_t covered_bits(const DeviceRun* runs, int count, int top) {
@@ -495,6 +457,50 @@ __device__ inline std::uint64_t covered_bits(const DeviceRun* runs, int count, i
   return covered;
 }
 
+// The 64 keys from `start` on, a multiple of 64, that a head keeps for one row: bit c stands for key
+// start + c. Columns and visibility aside.
+__device__ inline std::uint64_t kept_bits(const DeviceIndex& index, const DeviceHead& head,
+                                          const Geometry& geometry, int row, int start) {
+  if (head.kind == HeadIndex::Kind::kDense || row >= geometry.q_len - head.dense_last_rows) {
+    return ~0ULL;
+  }
+  const int row_block = row / kGroupRows;
+  if (head.kind == HeadIndex::Kind::kBlock) {
+    bool kept;
+    if (head.bit_block_size != 0) {
+      const int block = start / head.bit_block_size;
+      const std::int64_t at = head.block_id_begin +
+                              static_cast<std::int64_t>(row / head.bit_block_size) * head.bit_words;
+      kept = (index.block_bits[at + block / 32] >> (block % 32) & 1) != 0;
+    } else {
+      const std::int32_t* of_rows = index.block_rows + head.block_row_begin + row_block;
+      const std::int32_t* ids = index.block_ids + head.block_id_begin + of_rows[0];
+      const int count = of_rows[1] - of_rows[0];
+      const int at = lower_bound(ids, count, start / kBoxKeys);
+      kept = at < count && ids[at] == start / kBoxKeys;
+    }
+    return kept ? ~0ULL : 0;
+  }
+  const DeviceRun* runs = index.runs + head.run_begin;
+  if (head.rounding == RunRounding::kNone) {
+    return covered_bits(runs, head.run_count, geometry.position(row) - start);
+  }
+  const int first_position = geometry.position(row_block * kGroupRows);
+  const int last_position =
+      geometry.position(min((row_block + 1) * kGroupRows, geometry.q_len) - 1);
+  std::uint64_t kept = 0;
+  // Runs before this one begin behind the keys, although rounding lets them begin up to a box earlier.
+  for (int r = first_run_beyond(runs, head.run_count, first_position - start - 2 * kBoxKeys);
+       r < head.run_count; ++r) {
+    int low;
+    int high;
+    run_interval(head.rounding, first_position, last_position, runs[r], low, high);
+    if (high <= start) break;
+    kept |= bits_between(low - start, high - start);
+  }
+  return kept;
+}
+
 // The 64 bits from bit `begin` on, which may be negative; bits outside [0, end) are 0 or anything.
 __device__ inline std::uint64_t bits_from(const std::uint64_t* words, int begin, int end) {
   const int word = begin >> 6;
@@ -507,13 +513,14 @@ __device__ inline std::uint64_t bits_from(const std::uint64_t* words, int begin,
 
 // The keys of a masked box that one row sees, one bit a key. Where runs are exact, the four lanes of
 // a quad (lane / 4 alike) must call it together for the same row.
+template <int kCount>
 __device__ inline std::uint64_t visible_bits(const Problem& problem, const DeviceIndex& index,
                                              const Geometry& geometry, const RowTile& tile,
-                                             const Box& box, int group, int row) {
-  const bool of_columns = (box.flags & Box::kColumns) != 0;
+                                             const BoxOf<kCount>& box, int group, int row) {
+  const bool of_columns = (box.flags & BoxOf<kCount>::kColumns) != 0;
   std::uint64_t word = box.word[group];
-  if ((box.flags & (Box::kAlike << group)) != 0 && (box.flags & Box::kExact) == 0 &&
-      problem.mask == nullptr) {
+  if ((box.flags & (BoxOf<kCount>::kAlike << group)) != 0 &&
+      (box.flags & BoxOf<kCount>::kExact) == 0 && problem.mask == nullptr) {
     return word;
   }
   const DeviceHead* head = nullptr;
@@ -530,7 +537,7 @@ __device__ inline std::uint64_t visible_bits(const Problem& problem, const Devic
   } else {
     word &= bits_between(first - box.start, end - box.start);
   }
-  if ((box.flags & Box::kExact) != 0) {
+  if ((box.flags & BoxOf<kCount>::kExact) != 0) {
     const DeviceRun* runs = index.runs + head->run_begin;
     if (of_columns) {
       const int quarter = static_cast<int>(threadIdx.x) % 4;

@@ -1,5 +1,5 @@
 // One producer warp walks the boxes of a tile and lets the copy engine fetch their keys and values;
-// two consumer warpgroups of 64 rows each multiply, mask and sum. A consumer issues the product of
+// two or three consumer warpgroups of 64 rows each multiply, mask and sum. A consumer issues the product of
 // the next box's scores before it takes the softmax of this one, so that the tensor cores work
 // meanwhile; thread blocks are persistent and draw their tiles from a ticket.
 #include "attention/cuda/sm90_attention.h"
@@ -29,9 +29,13 @@ struct Maps {
   CUtensorMap q, k, v, column_keys, column_values;
 };
 
-template <int kDim, int kVDim, int kBoxes, bool kBlocks>
+template <class S>
 class Producer {
-  using Layout = Shared<kDim, kVDim, kBoxes>;
+  using Layout = Shared<S>;
+  using Box = BoxOf<S::kConsumers>;
+  static constexpr int kDim = S::kDim;
+  static constexpr int kVDim = S::kVDim;
+  static constexpr int kBoxes = S::kBoxes;
 
  public:
   // `given`: the index of the call, `index`: what is left of it where the tiles are all dense.
@@ -48,7 +52,7 @@ class Producer {
 
   __device__ void run(int* ticket) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const TileOrder order(problem_);
+    const TileOrderOf<S::kRows> order(problem_);
     std::uint32_t q_phase = 0;
     for (;;) {
       int turn = 0;
@@ -71,7 +75,7 @@ class Producer {
       __syncwarp();
       q_phase ^= 1;
       if (!more) return;
-      BoxStreamOf<kBlocks> stream;
+      BoxStreamOf<S::kConsumers, S::kBlocks> stream;
       stream.start(problem_, index_, tile);
       const int kv_head = tile.h / problem_.group;
       std::int64_t first_column = 0;
@@ -117,7 +121,7 @@ class Producer {
   __device__ void load_queries(const RowTile& tile) {
     const std::uint32_t barrier = shared_address(&control_.q_full);
     mbarrier_arrive_expect(barrier, Layout::kQBytes);
-    for (int group = 0; group < kGroups; ++group) {
+    for (int group = 0; group < S::kConsumers; ++group) {
       for (int piece = 0; piece < kDim / kPieceColumns; ++piece) {
         copy_tensor_4d(q_ + (group * (kDim / kPieceColumns) + piece) * kPieceBytes, &maps_.q,
                        barrier, piece * kPieceColumns, tile.h, tile.base + group * kGroupRows,
@@ -155,14 +159,13 @@ class Producer {
   Cursor<Layout::kStages> at_;
 };
 
-// kBlocks: the heads are dense or have bits of blocks.
-template <class T, int kDim, int kVDim, int kBoxes, bool kBlocks>
-__global__ void __launch_bounds__(kThreads, 1)
+template <class T, class S>
+__global__ void __launch_bounds__(S::kThreads, 1)
     attend(const __grid_constant__ Problem problem, const __grid_constant__ DeviceIndex given,
            const __grid_constant__ Maps maps, int* tickets) {
-  using Layout = Shared<kDim, kVDim, kBoxes>;
+  using Layout = Shared<S>;
   // Other pairs of boxes are for dense tiles: with this the compiler knows.
-  const DeviceIndex index = kBoxes == 2 && !kBlocks ? DeviceIndex() : given;
+  const DeviceIndex index = S::kBoxes == 2 && !S::kBlocks ? DeviceIndex() : given;
   extern __shared__ char memory[];
   char* aligned = memory + (1024 - shared_address(memory) % 1024) % 1024;
   char* q = aligned;
@@ -172,27 +175,26 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
       mbarrier_init(shared_address(&control.full[stage]), 1);
-      mbarrier_init(shared_address(&control.empty[stage]), kConsumers * 4);
+      mbarrier_init(shared_address(&control.empty[stage]), S::kConsumers * 4);
     }
     mbarrier_init(shared_address(&control.q_full), 1);
-    mbarrier_init(shared_address(&control.q_empty), kConsumers * 4);
+    mbarrier_init(shared_address(&control.q_empty), S::kConsumers * 4);
     fence_barrier_init();
   }
   __syncthreads();
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (warpgroup == 0) {
-    release_registers<kProducerRegisters<kDim, kBoxes>>();
+    release_registers<S::kProducerRegisters>();
     if (threadIdx.x < 32) {
-      Producer<kDim, kVDim, kBoxes, kBlocks> producer(problem, given, index, maps, control,
-                                                      shared_address(q), shared_address(stages));
+      Producer<S> producer(problem, given, index, maps, control, shared_address(q),
+                           shared_address(stages));
       producer.run(tickets);
     }
   } else {
-    take_registers<kConsumerRegisters<kDim, kBoxes>>();
+    take_registers<S::kConsumerRegisters>();
     // A box of a block says all that its rows have to know.
-    const DeviceIndex of_rows = kBlocks ? DeviceIndex() : index;
-    Consumer<T, kDim, kVDim, kBoxes> consumer(problem, of_rows, control, shared_address(q), stages,
-                                              warpgroup - 1);
+    const DeviceIndex of_rows = S::kBlocks ? DeviceIndex() : index;
+    Consumer<T, S> consumer(problem, of_rows, control, shared_address(q), stages, warpgroup - 1);
     consumer.run(tickets + 1);
   }
 }
@@ -222,46 +224,47 @@ DeviceTensor dense_rows(char* data, std::int64_t dim, DType dtype) {
   return tensor;
 }
 
-template <class T, int kDim, int kVDim, int kBoxes, bool kBlocks = false>
+template <class T, class S>
 void launch(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
             cudaStream_t stream) {
-  constexpr int kBytes = Shared<kDim, kVDim, kBoxes>::kBytes;
-  const auto kernel = attend<T, kDim, kVDim, kBoxes, kBlocks>;
+  constexpr int kBytes = Shared<S>::kBytes;
+  const auto kernel = attend<T, S>;
   allow_shared_memory(reinterpret_cast<const void*>(kernel), kBytes);
-  kernel<<<multiprocessors(), kThreads, kBytes, stream>>>(problem, index, maps, tickets);
+  kernel<<<multiprocessors(), S::kThreads, kBytes, stream>>>(problem, index, maps, tickets);
   check(cudaGetLastError(), "starting the sm_90a attention kernel");
 }
 
 // Head dims for which two boxes at a time are taken where hardly any box is one group's alone: that
 // halves the cost of a step.
-template <class T, int kDim>
+template <class T, int kDim, int kDenseConsumers, int kSparseConsumers>
 void launch_small(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
                   cudaStream_t stream) {
   if (index.block_pairs) {
-    return launch<T, kDim, kDim, 2, true>(problem, index, maps, tickets, stream);
+    return launch<T, Shape<kDim, kDim, 2, kSparseConsumers, true>>(problem, index, maps, tickets,
+                                                                   stream);
   }
   if (index.heads == nullptr || index.dense_apart) {
-    launch<T, kDim, kDim, 2>(problem, index, maps, tickets, stream);
+    launch<T, Shape<kDim, kDim, 2, kDenseConsumers>>(problem, index, maps, tickets, stream);
   }
   if (index.heads == nullptr) return;
   if (index.dense_apart) {
     check(cudaMemsetAsync(tickets, 0, sizeof(int), stream), "clearing a ticket");
   }
-  launch<T, kDim, kDim, 1>(problem, index, maps, tickets, stream);
+  launch<T, Shape<kDim, kDim, 1, kSparseConsumers>>(problem, index, maps, tickets, stream);
 }
 
 template <class T>
 void launch_dims(const Problem& problem, DeviceIndex index, const Maps& maps, int* tickets,
                  cudaStream_t stream) {
   const int larger = std::max(problem.dim, problem.v_dim);
-  if (larger <= 64) return launch_small<T, 64>(problem, index, maps, tickets, stream);
-  if (larger <= 128) return launch_small<T, 128>(problem, index, maps, tickets, stream);
+  if (larger <= 64) return launch_small<T, 64, 3, 2>(problem, index, maps, tickets, stream);
+  if (larger <= 128) return launch_small<T, 128, 2, 2>(problem, index, maps, tickets, stream);
   index.dense_apart = false;
   if (larger <= 192 && problem.v_dim <= 128) {
-    return launch<T, 192, 128, 1>(problem, index, maps, tickets, stream);
+    return launch<T, Shape<192, 128, 1, 2>>(problem, index, maps, tickets, stream);
   }
-  if (larger <= 192) return launch<T, 192, 192, 1>(problem, index, maps, tickets, stream);
-  return launch<T, 256, 256, 1>(problem, index, maps, tickets, stream);
+  if (larger <= 192) return launch<T, Shape<192, 192, 1, 2>>(problem, index, maps, tickets, stream);
+  return launch<T, Shape<256, 256, 1, 2>>(problem, index, maps, tickets, stream);
 }
 
 bool bulk_copies_follow(const DeviceTensor& tensor, std::int64_t dim, std::int64_t heads,

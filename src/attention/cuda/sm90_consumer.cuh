@@ -11,14 +11,18 @@
 
 namespace minference::cuda::sm90 {
 
-template <class T, int kDim, int kVDim, int kBoxes>
+template <class T, class S>
 class Consumer {
-  using Layout = Shared<kDim, kVDim, kBoxes>;
+  using Layout = Shared<S>;
+  using Box = BoxOf<S::kConsumers>;
+  static constexpr int kDim = S::kDim;
+  static constexpr int kVDim = S::kVDim;
+  static constexpr int kBoxes = S::kBoxes;
   static constexpr int kStages = Layout::kStages;
   static constexpr int kKeys = kBoxes * kBoxKeys;
   // Where they fit, queries stay in registers: the product with 64 keys then reads these alone from
   // shared memory, whose bandwidth it would exceed otherwise.
-  static constexpr bool kQInRegisters = (kDim * kBoxes) <= 128;
+  static constexpr bool kQInRegisters = kDim * kBoxes <= (S::kConsumers == 3 ? 64 : 128);
   static constexpr int kQSteps = kDim / 16;
   static constexpr int kScores = kKeys / 2;  // registers of an accumulator of 64 rows
   static constexpr int kOutputs = kVDim / 2;
@@ -155,8 +159,6 @@ class Consumer {
       wgmma_wait<1>();
       pin(scores_);
       softmax();
-      // All of the softmax comes before the wait: it is what hides the product with the values.
-      pin(scores_);
       wgmma_wait<0>();
       pin(outputs_);
       release(&control_.empty[pending_stage_]);

@@ -8,24 +8,36 @@
 
 namespace minference::cuda::sm90 {
 
-constexpr int kConsumers = kGroups;
-constexpr int kThreads = 128 * (kConsumers + 1);
-// Of a multiprocessor's 512 for each of 128 threads: as few for the producer as let it spill little, the
-// rest for the two consumers, whose sums grow with the head.
-template <int kDim, int kBoxes>
-constexpr int kProducerRegisters = (kDim * kBoxes) <= 128 ? 88
-                                                          : (kDim <= 192 && kBoxes == 1 ? 72 : 56);
-template <int kDim, int kBoxes>
-constexpr int kConsumerRegisters = (504 - kProducerRegisters<kDim, kBoxes>) / 2;
+// What a kernel is compiled for. Head dims rounded up to 64; boxes that are multiplied at a time; consumer
+// warpgroups, of 64 rows each; kBlocks: for heads that are dense or have bits of blocks.
+template <int kTheDim, int kTheVDim, int kTheBoxes, int kTheConsumers, bool kTheBlocks = false>
+struct Shape {
+  static constexpr int kDim = kTheDim;
+  static constexpr int kVDim = kTheVDim;
+  static constexpr int kBoxes = kTheBoxes;
+  static constexpr int kConsumers = kTheConsumers;
+  static constexpr bool kBlocks = kTheBlocks;
+  static constexpr int kRows = kConsumers * kGroupRows;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  // Of a multiprocessor's 512 for each of 128 threads: as few for the producer as let it spill little, the
+  // rest for the consumers, whose sums grow with the head.
+  static constexpr int kProducerRegisters =
+      kConsumers == 3 ? (kBoxes == 2 ? 32 : (kDim <= 64 ? 104 : 80))
+                      : (kDim * kBoxes <= 128 ? 88 : (kDim <= 192 && kBoxes == 1 ? 72 : 56));
+  static constexpr int kConsumerRegisters = (512 - kProducerRegisters) / kConsumers / 8 * 8;
+};
 constexpr int kPieceColumns = 64;  // of 16 bits: the 128 bytes that the swizzle permutes
 constexpr int kPieceBytes = kBoxKeys * kPieceColumns * 2;  // of one box or one group of rows
 constexpr int kSharedLimit = 227 * 1024;
 
-// Layout of shared memory. kDim and kVDim are head dims rounded up to 64; a stage holds kBoxes boxes,
-// piece by piece of 64 columns: those of both boxes lie together, so that a product may span them.
-template <int kDim, int kVDim, int kBoxes>
+// Layout of shared memory. A stage holds kBoxes boxes, piece by piece of 64 columns: those of both boxes
+// lie together, so that a product may span them.
+template <class S>
 struct Shared {
-  static constexpr int kQBytes = kTileRows * kDim * 2;
+  static constexpr int kDim = S::kDim;
+  static constexpr int kVDim = S::kVDim;
+  static constexpr int kBoxes = S::kBoxes;
+  static constexpr int kQBytes = S::kRows * kDim * 2;
   static constexpr int kKeyBytes = kBoxes * kBoxKeys * kDim * 2;
   static constexpr int kValueBytes = kBoxes * kBoxKeys * kVDim * 2;
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
@@ -38,7 +50,7 @@ struct Shared {
     std::uint64_t q_full;
     std::uint64_t q_empty;
     RowTile tile;  // row_end 0: there is no more work
-    Box boxes[kStages][kBoxes];
+    BoxOf<S::kConsumers> boxes[kStages][kBoxes];
   };
   static_assert(sizeof(Control) <= 1024);
   // The swizzle's pattern repeats every 1,024 bytes: pieces begin at multiples of it.

@@ -8,10 +8,11 @@ namespace minference::cuda {
 // First the parts of divided tiles whose rows see every key: the longest must not come last. Then the
 // heads of one KV head together, so that its keys stay in cache, and of these the last rows first, as
 // causal rows grow longer.
-class TileOrder {
+template <int kRows>
+class TileOrderOf {
  public:
-  __device__ explicit TileOrder(const Problem& problem)
-      : problem_(problem), tiles_((problem.q_tokens + kTileRows - 1) / kTileRows) {}
+  __device__ explicit TileOrderOf(const Problem& problem)
+      : problem_(problem), tiles_((problem.q_tokens + kRows - 1) / kRows) {}
 
   // One turn more a head than it has tiles: rows that see every key can begin inside a tile, which
   // then has two sides.
@@ -37,14 +38,14 @@ class TileOrder {
     }
     const int dense_from = max(geometry.q_len - dense_rows, 0);
     if (place < 0) {
-      tile.base = dense_from / kTileRows * kTileRows;
+      tile.base = dense_from / kRows * kRows;
       tile.row_begin = dense_from;
       if (dense_from == tile.base) return false;
     } else {
-      tile.base = (tiles_ - 1 - place) * kTileRows;
+      tile.base = (tiles_ - 1 - place) * kRows;
       tile.row_begin = tile.base;
     }
-    tile.row_end = min(tile.base + kTileRows, geometry.q_len);
+    tile.row_end = min(tile.base + kRows, geometry.q_len);
     if (place >= 0 && tile.row_begin < dense_from) tile.row_end = min(tile.row_end, dense_from);
     return tile.row_begin < tile.row_end;
   }
@@ -53,5 +54,6 @@ class TileOrder {
   const Problem& problem_;
   int tiles_;
 };
+using TileOrder = TileOrderOf<kTileRows>;
 
 }  // namespace minference::cuda

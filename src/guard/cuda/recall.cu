@@ -1,8 +1,8 @@
 // A thread block takes a chunk of keys and up to 64 slots, which are the sampled rows of the query heads
-// of one KV head. Its warps walk the boxes of every slot, as the executors do, and note in one bit a key
-// what the row sees and what the index keeps of it, columns once a head; meanwhile the first keys are fetched. Then each
-// warpgroup multiplies every other tile of keys with all slots, and sums the exponentials twice: of what
-// is seen and of what is kept. A second kernel adds up the chunks.
+// of one KV head. Its threads note in one bit a key what each row sees and what the index keeps of it;
+// meanwhile the first keys are fetched. Then each warpgroup multiplies every other tile of keys with all
+// slots, and sums the exponentials twice: of what is seen and of what is kept. A second kernel adds up
+// the chunks.
 #include "guard/cuda/recall.h"
 
 #include <algorithm>
@@ -53,13 +53,6 @@ struct Arguments {
   bool vectors = false;  // rows can be copied in chunks of 16 bytes, without conversion
 };
 
-// What a thread block knows of a slot.
-struct Slot {
-  RowTile tile;   // row_end 0: the slot is not used
-  int begin = 0;  // keys of the chunk that the row sees, whatever a mask says
-  int end = 0;
-};
-
 // What every thread of a block knows about its work: not in registers, which are short.
 struct Task {
   Geometry geometry;
@@ -72,7 +65,7 @@ struct Task {
 
 struct Shared {
   Task task;
-  Slot slots[kSlots];
+  RowTile slots[kSlots];  // row_end 0: the slot is not used
   std::uint64_t seen[kMaxTiles][kSlots];
   std::uint64_t kept[kMaxTiles][kSlots];
   float maxima[2][kMaxWarps][kSlots];
@@ -88,6 +81,21 @@ __device__ int sampled_rows(const Plan& plan, const Geometry& geometry) {
 
 __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+
+// As lower_bound(), by all lanes of a warp together.
+__device__ int lower_bound_of_warp(const std::int32_t* positions, int count, std::int32_t key) {
+  int low = 0;
+  int high = count;
+  while (low < high) {
+    const int step = (high - low + 31) / 32;
+    const int at = low + lane() * step;
+    const int below = __popc(__ballot_sync(~0U, at < high && positions[at] < key));
+    if (below == 0) break;
+    high = min(high, low + below * step);
+    low += (below - 1) * step + 1;
+  }
+  return low;
+}
 
 template <class T, int kPanels>
 class Block {
@@ -112,7 +120,10 @@ class Block {
     const int heads = head_of(kSlots - 1) + 1;
     for (int head = warp(); head < heads; head += warps()) mark_columns(head);
     __syncthreads();
-    for (int s = warp(); s < kSlots; s += warps()) mark(s);
+    for (int i = static_cast<int>(threadIdx.x); i < kSlots * a_.plan.tiles;
+         i += static_cast<int>(blockDim.x)) {
+      mark(i % kSlots, i / kSlots);
+    }
     multiply();
     write_partials();
   }
@@ -140,22 +151,22 @@ class Block {
 
   // False where the slot has nothing to do in this chunk.
   __device__ bool choose_slot(int s) {
-    Slot slot;
+    RowTile tile;
     const int of_head = task_.first_slot + s;
     const int head = of_head / a_.plan.rows;
     const int rows = sampled_rows(a_.plan, task_.geometry);
     if (head < problem_.group && of_head % a_.plan.rows < rows) {
       const int row =
           static_cast<int>(RowSample::row(of_head % a_.plan.rows, rows, task_.geometry.q_len));
-      slot.tile = {task_.b, task_.kv_head * problem_.group + head, row / kGroupRows * kGroupRows,
-                   row, row + 1};
-      slot.begin = max(task_.geometry.first_key(row), task_.first_key);
-      slot.end = min(task_.geometry.end_key(row), task_.end_key);
-      const DeviceHead& index = a_.index.heads[task_.b * problem_.q_heads + slot.tile.h];
-      if (index.kind == HeadIndex::Kind::kDense || slot.begin >= slot.end) slot.tile.row_end = 0;
+      tile = {task_.b, task_.kv_head * problem_.group + head, row / kGroupRows * kGroupRows, row,
+              row + 1};
+      const int begin = max(task_.geometry.first_key(row), task_.first_key);
+      const int end = min(task_.geometry.end_key(row), task_.end_key);
+      const DeviceHead& index = a_.index.heads[task_.b * problem_.q_heads + tile.h];
+      if (index.kind == HeadIndex::Kind::kDense || begin >= end) tile.row_end = 0;
     }
-    shared_.slots[s] = slot;
-    return slot.tile.row_end != 0;
+    shared_.slots[s] = tile;
+    return tile.row_end != 0;
   }
 
   // Of the block's heads, that of a slot.
@@ -174,53 +185,32 @@ class Block {
     const DeviceHead& head = a_.index.heads[task_.b * problem_.q_heads + h];
     if (head.kind != HeadIndex::Kind::kDiagonal) return;
     const std::int32_t* columns = a_.index.columns + head.column_begin;
-    const int first = lower_bound(columns, head.column_count, task_.first_key);
+    const int first = lower_bound_of_warp(columns, head.column_count, task_.first_key);
     for (int c = first + lane(); c < head.column_count && columns[c] < task_.end_key; c += 32) {
       const int key = columns[c] - task_.first_key;
       atomicOr(reinterpret_cast<unsigned long long*>(words + key / 64), 1ULL << (key % 64));
     }
   }
 
-  // Executed by a warp: the words of one slot.
-  __device__ void mark(int s) {
-    const Slot& slot = shared_.slots[s];
-    const bool used = slot.tile.row_end != 0;
-    const int row = slot.tile.row_begin;
-    if (lane() < a_.plan.tiles) {
-      std::uint64_t word = 0;
-      if (used) {
-        Box all;
-        all.start = task_.first_key + lane() * kBoxKeys;
-        all.word[0] = ~0ULL;
-        word = visible_bits(problem_, DeviceIndex(), task_.geometry, slot.tile, all, 0, row);
+  // The words of one slot and tile of keys.
+  __device__ void mark(int s, int tile) {
+    const RowTile& of_slot = shared_.slots[s];
+    std::uint64_t seen = 0;
+    std::uint64_t kept = 0;
+    if (of_slot.row_end != 0) {
+      Box all;
+      all.start = task_.first_key + tile * kBoxKeys;
+      all.word[0] = ~0ULL;
+      seen =
+          visible_bits(problem_, DeviceIndex(), task_.geometry, of_slot, all, 0, of_slot.row_begin);
+      if (seen != 0) {
+        const DeviceHead& head = a_.index.heads[task_.b * problem_.q_heads + of_slot.h];
+        kept = seen & (shared_.columns[head_of(s)][tile] |
+                       kept_bits(a_.index, head, task_.geometry, of_slot.row_begin, all.start));
       }
-      shared_.seen[lane()][s] = word;
-      shared_.kept[lane()][s] = word & shared_.columns[head_of(s)][lane()];
     }
-    __syncwarp();
-    if (!used) return;
-    BoxStream stream;
-    stream.start(problem_, a_.index, slot.tile);
-    stream.clip(slot.begin, slot.end);
-    Box box;
-    while (stream.next(box)) {
-      if (!box.used_by(0)) continue;
-      std::uint64_t word = box.word[0];
-      if (box.masked_for(0)) {
-        word = visible_bits(problem_, a_.index, task_.geometry, slot.tile, box, 0, row);
-      }
-      keep_keys(s, box.start - task_.first_key, word);
-    }
-  }
-
-  // Bit c of the word is the chunk's key start + c.
-  __device__ void keep_keys(int s, int start, std::uint64_t word) {
-    const int tile = start >> 6;
-    const int shift = start & 63;
-    if (lane() == 0 && tile >= 0) shared_.kept[tile][s] |= word << shift;
-    const std::uint64_t rest = shift == 0 ? 0 : word >> (64 - shift);
-    if (lane() == 0 && rest != 0) shared_.kept[tile + 1][s] |= rest;
-    __syncwarp();
+    shared_.seen[tile][s] = seen;
+    shared_.kept[tile][s] = kept;
   }
 
   // Chunk tid % 8 of the rows of a tile that `from(r)` gives; null where there is none.
@@ -259,7 +249,7 @@ class Block {
   __device__ void load_queries() {
     load_rows(queries_, problem_.q.dtype, static_cast<int>(threadIdx.x) / kChunkDims,
               static_cast<int>(blockDim.x) / kChunkDims, [&](int s) -> const char* {
-                const RowTile& tile = shared_.slots[s].tile;
+                const RowTile& tile = shared_.slots[s];
                 if (tile.row_end == 0) return nullptr;
                 return tensor_row(problem_.q, tile.b, tile.row_begin, tile.h);
               });
@@ -383,7 +373,7 @@ __global__ void __launch_bounds__(kMaxThreads, kPanels == 4 ? 1 : 2)
   block.run();
 }
 
-constexpr int kFinishThreads = 128;
+constexpr int kFinishThreads = 512;
 
 // A block a head: the mean over its sampled rows, and what becomes of the head.
 __global__ void __launch_bounds__(kFinishThreads)
