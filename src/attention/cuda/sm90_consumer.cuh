@@ -159,6 +159,8 @@ class Consumer {
       wgmma_wait<1>();
       pin(scores_);
       softmax();
+      // All of the softmax comes before the wait: it is what hides the product with the values.
+      pin(scores_);
       wgmma_wait<0>();
       pin(outputs_);
       release(&control_.empty[pending_stage_]);

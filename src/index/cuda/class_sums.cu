@@ -130,7 +130,7 @@ void estimate_by_class(const Problem& problem, const LastQPlan& plan, const std:
   arguments.partials = sums.partials;
   arguments.wanted = wanted;
   arguments.first_unit = first;
-  arguments.aligned = is_aligned(problem.q) && is_aligned(problem.k);
+  arguments.chunks = chunks_of(problem.q, problem.k);
   arguments.sums = sums;
   arguments.visual = visual;
   arguments.stride = plan.stride;
