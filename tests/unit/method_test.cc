@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <locale>
 #include <set>
 #include <sstream>
 #include <string>
@@ -189,6 +190,19 @@ TEST(Methods, RefusalsNameValueAndRange) {
     });
     EXPECT_NE(what.find(expected), std::string::npos) << what;
   }
+}
+
+// A program's locale may write 0,5.
+TEST(Methods, NumbersInRefusalsFollowNoLocale) {
+  struct Comma : std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+  };
+  const std::locale before = std::locale::global(std::locale(std::locale::classic(), new Comma));
+  const std::string what = refusal([] {
+    resolve_options(find_method("dilated1"), {{"n_init", 0.5}});
+  });
+  std::locale::global(before);
+  EXPECT_NE(what.find("is 0.5; legal: whole numbers from 0 to 1e+09"), std::string::npos) << what;
 }
 
 TEST(ParseOption, ReadsNumbers) {
