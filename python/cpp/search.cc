@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "core/format_number.h"
 #include "minference/error.h"
 #include "tensor_argument.h"
 
@@ -46,7 +47,7 @@ SearchCosts parse_costs(const std::optional<CostsByName>& given) {
                             "'; legal: runs, columns, window, blocks, estimate");
     }
     if (!(value >= 0 && value <= 1000)) {
-      throw InvalidArgument("costs['" + name + "'] is " + std::to_string(value) +
+      throw InvalidArgument("costs['" + name + "'] is " + format_number(value) +
                             "; legal: 0 to 1000");
     }
     *field->second = value;

@@ -57,7 +57,7 @@ def packed_mask(mask, k, block_table=None):
         # Eight bytes of 0 or 1 become the eight bits of the topmost byte.
         octets = padded.view(torch.int64).mul_(0x0102040810204080) >> 56
         words[begin : begin + step] = octets.to(torch.uint8).view(torch.int64)
-    return words.view(-1, mask.shape[1], words.shape[1])
+    return words.view(mask.shape[0] if mask.stride(0) != 0 else 1, mask.shape[1], words.shape[1])
 
 
 _PACKED_AT_ONCE = 1 << 26  # keys of a mask; two to three times as many bytes are needed meanwhile
@@ -128,6 +128,8 @@ def traced_attention(
     """attention() through the operator."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise ValueError(_NO_GRADIENT)
+    if threads is not None and threads < 0:
+        raise ValueError(f"threads is {threads}; legal: 0 to 4096")
     options = {name: value for name, value in options.items() if value is not None}
     if guard is None or isinstance(guard, str):
         guard_mode, guard_rows, min_recall = guard or "off", _DEFAULT_ROWS, _DEFAULT_RECALL

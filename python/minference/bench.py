@@ -280,8 +280,11 @@ def bench(subject, length):
         row = summary(length, label, cells[label], measured.get(label))
         if options.profile:
             _cli.progress(f"{length} tokens, {label}: profile")
-            subject.use(name, method_options)
-            row["operations"] = subject.profile(length)
+            try:
+                subject.use(name, method_options)
+                row["operations"] = subject.profile(length)
+            except RuntimeError as error:  # out of memory: the times above stand
+                _cli.progress(f"{length} tokens, {label}: no profile: {str(error).splitlines()[0]}")
         if rows and "p50" in rows[0]:
             row["speedup"] = rows[0]["p50"] / row["p50"]
         rows.append(row)

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/checked.h"
+#include "core/format_number.h"
 #include "minference/error.h"
 
 namespace minference {
@@ -199,7 +200,7 @@ void validate_sinks(const AttentionInput& input) {
   for (std::int64_t h = 0; h < count; ++h) {
     const float sink = input.sinks[h];
     if (std::isnan(sink) || sink == std::numeric_limits<float>::infinity()) {
-      throw InvalidArgument("sinks[" + text(h) + "] is " + std::to_string(sink) +
+      throw InvalidArgument("sinks[" + text(h) + "] is " + format_number(sink) +
                             "; legal: a finite logit, or -inf for none");
     }
   }
@@ -207,11 +208,11 @@ void validate_sinks(const AttentionInput& input) {
 
 void validate_params(const AttentionParams& params) {
   if (!std::isfinite(params.scale)) {
-    throw InvalidArgument("scale is " + std::to_string(params.scale) +
+    throw InvalidArgument("scale is " + format_number(params.scale) +
                           "; legal: a finite number, 0 for 1 / sqrt(head_dim)");
   }
   if (!std::isfinite(params.soft_cap) || params.soft_cap < 0) {
-    throw InvalidArgument("soft_cap is " + std::to_string(params.soft_cap) +
+    throw InvalidArgument("soft_cap is " + format_number(params.soft_cap) +
                           "; legal: a finite number above 0, or 0 for none");
   }
   if (params.sliding_window < 0) {

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <sstream>
 #include <system_error>
 
 #include "cli/shipped_patterns.h"
+#include "core/format_number.h"
 #include "llama/plugin_config.h"
 #include "minference/error.h"
 #include "minference/method.h"
@@ -19,9 +19,8 @@ constexpr std::int64_t kMaxContext = 1 << 24;
 
 template <class Number>
 CLI::Validator between(Number min, Number max, const char* kind) {
-  std::ostringstream range;
-  range << min << " to " << max;
-  std::string text = range.str();
+  const std::string text =
+      format_number(static_cast<double>(min)) + " to " + format_number(static_cast<double>(max));
   const auto check = [min, max, kind, text](std::string& input) -> std::string {
     Number value{};
     const char* end = input.data() + input.size();

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/options.h"
+#include "core/format_number.h"
 #include "llama/install_paths.h"
 #include "llama/model_file.h"
 #include "llama/plugin_config.h"
@@ -47,7 +48,7 @@ void export_options(const ModelOptions& options) {
   set_environment("MINFERENCE_PRECISION", options.precision);
   set_environment("MINFERENCE_GUARD", options.guard);
   set_environment("MINFERENCE_GUARD_ROWS", std::to_string(options.guard_rows));
-  set_environment("MINFERENCE_MIN_RECALL", std::to_string(options.min_recall));
+  set_environment("MINFERENCE_MIN_RECALL", format_number(options.min_recall));
   set_environment("MINFERENCE_LINEAR", options.linear);
 }
 

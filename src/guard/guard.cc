@@ -8,6 +8,7 @@
 #include "attention/cuda/library.h"
 #include "attention/validate.h"
 #include "attention/visible_keys.h"
+#include "core/format_number.h"
 #include "core/stopwatch.h"
 #include "guard/recalls.h"
 #include "guard/row_sample.h"
@@ -84,7 +85,7 @@ void validate(const GuardOptions& options) {
   if (options.mode == GuardMode::kOff) return;
   check_rows(options.rows);
   if (!(options.min_recall >= 0.0 && options.min_recall <= 1.0)) {
-    throw InvalidArgument("min_recall is " + std::to_string(options.min_recall) +
+    throw InvalidArgument("min_recall is " + format_number(options.min_recall) +
                           "; legal: numbers from 0 to 1");
   }
 }

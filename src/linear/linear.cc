@@ -44,21 +44,20 @@ class Product {
   void run() {
     parallel_for(tokens_, threads_, [&](std::int64_t row, int) { convert(row); });
     const std::int64_t wanted = kTasksPerThread * threads_;
-    std::int64_t columns = kMaxColumns;
-    while (columns > kPanelWidth && weight_.rows / columns < wanted) columns /= 2;
-    const std::int64_t longest = kWeightBytes / (columns * kernels_.element_size);
+    while (columns_ > kPanelWidth && weight_.rows / columns_ < wanted) columns_ /= 2;
+    const std::int64_t longest = kWeightBytes / (task_width() * kernels_.element_size);
     const std::int64_t slices = (depth_ + longest - 1) / longest;
     slice_ = round_up((depth_ + slices - 1) / slices, kChunk);
-    const std::int64_t column_tasks = (weight_.rows + columns - 1) / columns;
+    const std::int64_t column_tasks = (weight_.rows + columns_ - 1) / columns_;
     // Splitting the tokens unpacks the weight again, so it is the second choice.
     const std::int64_t row_blocks = (tokens_ + kTileRows - 1) / kTileRows;
     const std::int64_t splits = std::clamp<std::int64_t>(threads_ / column_tasks, 1,
                                                          std::max<std::int64_t>(row_blocks / 4, 1));
     const std::int64_t blocks_per_split = (row_blocks + splits - 1) / splits;
     parallel_for(column_tasks * splits, threads_, [&](std::int64_t task, int thread) {
-      const std::int64_t first = task / splits * columns;
+      const std::int64_t first = task / splits * columns_;
       const std::int64_t block = task % splits * blocks_per_split;
-      multiply(first, std::min(columns, weight_.rows - first), block,
+      multiply(first, std::min(columns_, weight_.rows - first), block,
                std::min(row_blocks, block + blocks_per_split), scratch_[thread]);
     });
   }
@@ -69,6 +68,9 @@ class Product {
     AlignedBuffer<std::byte> weights;  // packed panels
     AlignedBuffer<float> sums;         // [kTileRows][kMaxColumns]
   };
+
+  // Packed weight rows of a whole task.
+  std::int64_t task_width() const { return round_up(columns_, kKeyGranule); }
 
   // Depth of the chunk that starts at `begin`, padded.
   std::int64_t chunk_depth(std::int64_t begin) const { return std::min(kChunk, depth_ - begin); }
@@ -91,7 +93,7 @@ class Product {
               std::int64_t slice_end, Scratch& scratch) const {
     if (scratch.unpacked.size() == 0) {
       scratch.unpacked = AlignedBuffer<float>(kKeyGranule * kChunk);
-      scratch.weights = AlignedBuffer<std::byte>(kMaxColumns * slice_ * kernels_.element_size);
+      scratch.weights = AlignedBuffer<std::byte>(task_width() * slice_ * kernels_.element_size);
       scratch.sums = AlignedBuffer<float>(kTileRows * kMaxColumns);
     }
     const std::int64_t width = round_up(count, kKeyGranule);
@@ -174,8 +176,9 @@ class Product {
   std::int64_t c_stride_;
   const KernelTable& kernels_;
   int threads_;
-  std::int64_t depth_;      // padded input features
-  std::int64_t slice_ = 0;  // of them, done at a time
+  std::int64_t depth_;                  // padded input features
+  std::int64_t slice_ = 0;              // of them, done at a time
+  std::int64_t columns_ = kMaxColumns;  // weight rows of a task
   AlignedBuffer<std::byte> activations_;
   std::vector<Scratch> scratch_;  // [thread]
 };

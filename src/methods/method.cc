@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention/visible_keys.h"
+#include "core/format_number.h"
 #include "methods/head_rules.h"
 #include "methods/method_index.h"
 #include "methods/method_table.h"
@@ -11,16 +12,6 @@
 
 namespace minference {
 namespace {
-
-// 64 rather than 64.000000, 0.5 rather than 0.500000. Not by a stream: that would follow the program's
-// locale, and in a process with several C++ runtimes (libraries of Python packages bring their own) it
-// can meet another one's number formats and crash.
-std::string format_number(double value) {
-  char text[32];
-  const auto [end, error] =
-      std::to_chars(text, text + sizeof(text), value, std::chars_format::general, 6);
-  return {text, end};
-}
 
 // Whether a value inside the range is of the kind that the option takes.
 bool fits(const MethodOption& option, double value) {

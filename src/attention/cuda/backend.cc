@@ -274,8 +274,8 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int k
   throw Error("an index recipe of an unknown kind");
 }
 
-// All heads at once, but for recipes that treat every head alike and whose index grows with the square of
-// the length.
+// All heads at once, but for recipes that treat every head alike and whose index may grow with the square
+// of the length.
 HeadParts parts_of(const Problem& problem, const IndexSource& source) {
   const bool by_blocks =
       source.recipe != nullptr && (source.recipe->kind == IndexRecipe::Kind::kBlockSparse ||

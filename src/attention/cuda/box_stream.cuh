@@ -253,7 +253,7 @@ class BoxStreamOf {
         return false;
       }
       if (lowest >= end_ || lowest >= highest) continue;
-      // Groups are 64 rows apart, so that boxes that begin at the lowest key fit both.
+      // Groups are 64 rows apart, so that boxes that begin at the lowest key fit all.
       highest = min(highest, end_);
       lowest_ = lowest + max(0, first_ - lowest) / kBoxKeys * kBoxKeys;
       at_ = lowest_ + (highest - 1 - lowest_) / kBoxKeys * kBoxKeys;

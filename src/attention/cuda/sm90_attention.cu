@@ -1,4 +1,4 @@
-// One producer warp walks the boxes of a tile and lets the copy engine fetch their keys and values;
+// The sm_90a executor. One producer warp walks the boxes of a tile and lets the copy engine fetch their keys and values;
 // two or three consumer warpgroups of 64 rows each multiply, mask and sum. A consumer issues the product of
 // the next box's scores before it takes the softmax of this one, so that the tensor cores work
 // meanwhile; thread blocks are persistent and draw their tiles from a ticket.
@@ -236,12 +236,11 @@ void launch(const Problem& problem, const DeviceIndex& index, const Maps& maps, 
 
 // Head dims for which two boxes at a time are taken where hardly any box is one group's alone: that
 // halves the cost of a step.
-template <class T, int kDim, int kDenseConsumers, int kSparseConsumers>
+template <class T, int kDim, int kDenseConsumers>
 void launch_small(const Problem& problem, const DeviceIndex& index, const Maps& maps, int* tickets,
                   cudaStream_t stream) {
   if (index.block_pairs) {
-    return launch<T, Shape<kDim, kDim, 2, kSparseConsumers, true>>(problem, index, maps, tickets,
-                                                                   stream);
+    return launch<T, Shape<kDim, kDim, 2, 2, true>>(problem, index, maps, tickets, stream);
   }
   if (index.heads == nullptr || index.dense_apart) {
     launch<T, Shape<kDim, kDim, 2, kDenseConsumers>>(problem, index, maps, tickets, stream);
@@ -250,15 +249,15 @@ void launch_small(const Problem& problem, const DeviceIndex& index, const Maps& 
   if (index.dense_apart) {
     check(cudaMemsetAsync(tickets, 0, sizeof(int), stream), "clearing a ticket");
   }
-  launch<T, Shape<kDim, kDim, 1, kSparseConsumers>>(problem, index, maps, tickets, stream);
+  launch<T, Shape<kDim, kDim, 1, 2>>(problem, index, maps, tickets, stream);
 }
 
 template <class T>
 void launch_dims(const Problem& problem, DeviceIndex index, const Maps& maps, int* tickets,
                  cudaStream_t stream) {
   const int larger = std::max(problem.dim, problem.v_dim);
-  if (larger <= 64) return launch_small<T, 64, 3, 2>(problem, index, maps, tickets, stream);
-  if (larger <= 128) return launch_small<T, 128, 2, 2>(problem, index, maps, tickets, stream);
+  if (larger <= 64) return launch_small<T, 64, 3>(problem, index, maps, tickets, stream);
+  if (larger <= 128) return launch_small<T, 128, 2>(problem, index, maps, tickets, stream);
   index.dense_apart = false;
   if (larger <= 192 && problem.v_dim <= 128) {
     return launch<T, Shape<192, 128, 1, 2>>(problem, index, maps, tickets, stream);

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "attention/cuda/host_index.h"
+#include "core/format_number.h"
 #include "index/cuda/memory_pieces.h"
 #include "minference/error.h"
 
@@ -60,7 +61,7 @@ void check_block_size(std::int64_t block_size) {
 
 void check_share(const char* what, double share) {
   if (share >= 0 && share <= 1) return;
-  throw InvalidArgument(std::string(what) + " is " + std::to_string(share) + "; legal: 0 to 1");
+  throw InvalidArgument(std::string(what) + " is " + format_number(share) + "; legal: 0 to 1");
 }
 
 void check_workspace(const IndexWorkspace& workspace, std::int64_t needed) {

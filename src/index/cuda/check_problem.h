@@ -7,7 +7,7 @@
 namespace minference::cuda {
 
 // Throws InvalidArgument, naming value and legal range, for sizes that no kernel here takes;
-// Unsupported for f32 tensors.
+// Unsupported for q and k of two types and for head dims that are no multiple of 8.
 void check_problem(const Problem& problem);
 
 // Throws InvalidArgument unless it is a multiple of kRowBlock up to 1024; unless it lies from 0 to 1.

@@ -56,26 +56,23 @@ class SumsOfClass {
     sums_.add(
         scores, factor, [&](int octet) { return (keys >> (octet * 8 + lane() / 4) & 1) != 0; },
         column, diagonal);
-    const int key = first_key + place();
-    if (!writes() || key >= task_.geometry.kv_len) return;
-    if ((keys >> place() & 1) != 0) a_.sums.columns[head_ * a_.stride + key] = column;
+    const int key = first_key + SlashSums::place();
+    if (!SlashSums::writes() || key >= task_.geometry.kv_len) return;
+    if ((keys >> SlashSums::place() & 1) != 0) a_.sums.columns[head_ * a_.stride + key] = column;
     a_.sums.diagonals[row() * a_.stride + key] = diagonal;
   }
 
   __device__ void end() {
     const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
     float* tails = a_.sums.tails + row() * a_.tails() +
-                   (static_cast<int>(blockIdx.x) * kRanges + warp) * kPassRows + place();
+                   (static_cast<int>(blockIdx.x) * kRanges + warp) * kPassRows + SlashSums::place();
     for (int n = 0; n < kPassRows; n += kStepKeys) {
       const float diagonal = sums_.advance();
-      if (writes()) tails[n] = diagonal;
+      if (SlashSums::writes()) tails[n] = diagonal;
     }
   }
 
  private:
-  // Of the lane's results among the 16 of a step.
-  __device__ static int place() { return lane() / 4 + lane() % 4 * 8; }
-  __device__ static bool writes() { return lane() % 4 < 2; }
   __device__ std::int64_t row() const {
     return static_cast<std::int64_t>(head_) * kKeyClasses + a_.of_class;
   }

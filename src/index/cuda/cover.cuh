@@ -53,30 +53,6 @@ class WeightsInMemory {
   int end_;
 };
 
-// The same of at most 32 * kMost entries.
-template <int kMost>
-class WeightsInRegisters {
- public:
-  template <class Weight>
-  __device__ WeightsInRegisters(const Weight& weight, int begin, int end) {
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      const int n = begin + 32 * i + static_cast<int>(threadIdx.x) % 32;
-      weights_[i] = n < end ? weight(n) : 0;
-    }
-  }
-
-  template <class Visit>
-  __device__ void for_each(Visit&& visit) const {
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) visit(weights_[i]);
-  }
-  __device__ std::uint32_t sum(std::uint32_t of_lane) const { return warp_sum(of_lane); }
-
- private:
-  std::uint32_t weights_[kMost];
-};
-
 // Executed by those who choose: the highest weight such that what is at or above it measures `wanted`, at least 1
 // and at most the measure of all. `above`: what is above it. measure(w): of an entry of weight w > 0.
 template <class Weights, class Measure>

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "attention/cuda/check.h"
+#include "attention/cuda/head_parts.h"
 #include "index/coverage_rule.h"
 #include "index/cuda/build_index.h"
 #include "index/cuda/check_problem.h"
@@ -139,16 +140,14 @@ __global__ void __launch_bounds__(kSelectThreads)
   if (threadIdx.x == 0) a.heads[head] = result;
 }
 
-// Columns that a head has room for: so many that they, gathered, and the rest of the workspace take 64
-// MiB and a hundredth of the keys and values.
+// Columns that a head has room for: so many that they, gathered, and the rest of the workspace stay within
+// the limit.
 std::int32_t room_for_columns(const Problem& problem, std::int64_t other_bytes) {
-  constexpr std::int64_t kFixedBytes = std::int64_t{63} << 20;  // and 1 MiB for what executors take
+  constexpr std::int64_t kOfExecutors = std::int64_t{1} << 20;
   constexpr std::int64_t kMost = 1 << 14;
   const std::int64_t row_bytes = std::int64_t{2} * (problem.dim + problem.v_dim);
-  const std::int64_t key_bytes =
-      std::int64_t{problem.batch} * problem.kv_tokens * problem.kv_heads * row_bytes;
   const std::int64_t heads = std::int64_t{problem.batch} * problem.q_heads;
-  const std::int64_t left = kFixedBytes + key_bytes / 100 - other_bytes;
+  const std::int64_t left = index_memory_limit(problem) - kOfExecutors - other_bytes;
   const std::int64_t room =
       left / (heads * (row_bytes + static_cast<std::int64_t>(sizeof(std::int32_t))));
   return static_cast<std::int32_t>(

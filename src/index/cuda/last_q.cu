@@ -26,8 +26,8 @@ class SumsOfHead {
     const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
     combine_partials<Rows>(a, task, a.partials + head * a.plan.chunks * kLastRows,
                            control.log_sums[local]);
-    columns_ = a.sums.columns + head * a.stride + place();
-    diagonals_ = a.sums.diagonals + head * a.stride + place();
+    columns_ = a.sums.columns + head * a.stride + SlashSums::place();
+    diagonals_ = a.sums.diagonals + head * a.stride + SlashSums::place();
     tails_ = a.sums.tails + ((head * a.plan.chunks + blockIdx.x) * kRanges + warp) * kLastRows;
   }
 
@@ -35,7 +35,7 @@ class SumsOfHead {
     float column;
     float diagonal;
     sums_.add(scores, factor, column, diagonal);
-    if (writes() && first_key + place() < kv_len_) {
+    if (SlashSums::writes() && first_key + SlashSums::place() < kv_len_) {
       columns_[first_key] = column;
       diagonals_[first_key] = diagonal;
     }
@@ -44,15 +44,11 @@ class SumsOfHead {
   __device__ void end() {
     for (int n = 0; n < kLastRows; n += kStepKeys) {
       const float diagonal = sums_.advance();
-      if (writes()) tails_[n + place()] = diagonal;
+      if (SlashSums::writes()) tails_[n + SlashSums::place()] = diagonal;
     }
   }
 
  private:
-  // Of the lane's results among the 16 of a step.
-  __device__ static int place() { return lane() / 4 + lane() % 4 * 8; }
-  __device__ static bool writes() { return lane() % 4 < 2; }
-
   SlashSums sums_;
   int kv_len_;
   float* columns_;

@@ -18,6 +18,10 @@ class SlashSums {
   __device__ explicit SlashSums(const float* log_sums)
       : log_sums_(log_sums + threadIdx.x % 4 * 2) {}
 
+  // Of the 16 results of a step, which one the lane has, and whether it is the one that writes it.
+  __device__ static int place() { return lane() / 4 + lane() % 4 * 8; }
+  __device__ static bool writes() { return lane() % 4 < 2; }
+
   // Takes the scores of the 16 keys from `base` on. The results of key and of diagonal
   // base + g + 8 * t are in lanes t < 2.
   __device__ void add(const float (&scores)[kScores], float factor, float& column,

@@ -272,7 +272,7 @@ struct Layout {
 
   // Sums of more heads than fit in so many bytes are made one after the other.
   void plan_pass(const Problem& problem) {
-    constexpr std::int64_t kBytes = std::int64_t{64} << 20;
+    constexpr std::int64_t kBytes = std::int64_t{32} << 20;
     Problem one = problem;
     one.batch = 1;
     const std::int64_t of_key = most_samples_ * (1 + kKeyClasses) * sizeof(float) +
