@@ -122,16 +122,6 @@ def register_sdpa(name, backend):
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def fuse():
-    """Compiles what transformers leaves in many small kernels, for every attention alike."""
-    import torch
-    from transformers.models.llama import modeling_llama
-
-    modeling_llama.apply_rotary_pos_emb = torch.compile(modeling_llama.apply_rotary_pos_emb, dynamic=False)
-    for module in (modeling_llama.LlamaRMSNorm, modeling_llama.LlamaMLP):
-        module.forward = torch.compile(module.forward, dynamic=False)
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -144,9 +134,6 @@ def main():
         help="base of the rotary embedding: the smaller, the faster attention falls with the distance (default: "
         "that of the model of a million tokens whose head mix it is; Llama 3 itself has 500000)",
     )
-    parser.add_argument(
-        "--fuse", action="store_true", help="norms, rotary embedding and MLP by torch.compile, in few kernels"
-    )
     parser.add_argument("--attn", default="sdpa_fa2,sdpa_cudnn,dense,minference", help="(default: %(default)s)")
     parser.add_argument("--lengths", default="32k,128k", help="prompt lengths (default: %(default)s)")
     arguments, others = parser.parse_known_args()
@@ -157,8 +144,6 @@ def main():
     from torch.nn.attention import SDPBackend
 
     register_model()
-    if arguments.fuse:
-        fuse()
     register_sdpa("sdpa_fa2", SDPBackend.FLASH_ATTENTION)
     register_sdpa("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)
     with tempfile.TemporaryDirectory() as folder:
