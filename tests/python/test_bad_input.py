@@ -47,7 +47,7 @@ class Nothing:
         ({"method": "a_shape", "n_local": "3"}, "option n_local is '3'; legal: a number"),
         ({"scale": 0}, "scale is 0; legal: any other"),
         ({"scale": float("nan")}, "scale is nan; legal: a finite number"),
-        ({"soft_cap": -1.0}, "soft_cap is -1.0"),
+        ({"soft_cap": -1.0}, "soft_cap is -1;"),
         ({"sliding_window": -1}, "sliding_window is -1; legal: 1 or more"),
         ({"precision": "f8"}, "precision is 'f8'; legal: auto, f32, bf16"),
         ({"guard": "on"}, "guard is 'on'; legal: off, report, enforce"),
