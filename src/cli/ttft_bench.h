@@ -15,8 +15,8 @@ inline constexpr std::int64_t kMinTtftTokens = 64;
 struct TtftOptions {
   std::string model;
   std::vector<std::string> methods{"stock", "dense", "auto"};  // name[:key=value...]
-  std::string prompt_file;                                           // empty: built-in words
-  std::string pattern;                                               // for the method minference
+  std::string prompt_file;                                     // empty: built-in words
+  std::string pattern;                                         // for the method minference
   std::string guard = "off";
   std::vector<std::int64_t> lengths;
   std::int64_t ubatch = 2048;
