@@ -68,15 +68,7 @@ void check_all() {
   check({.name = "short", .q_tokens = 40, .kv_tokens = 40, .q_heads = 2, .kv_heads = 2}, 100);
   check({.name = "large budget", .q_tokens = 900, .kv_tokens = 900, .q_heads = 2, .kv_heads = 2},
         100);
-  check({.name = "ragged",
-         .batch = 5,
-         .q_tokens = 700,
-         .kv_tokens = 4000,
-         .q_heads = 4,
-         .kv_heads = 2,
-         .q_lens = {700, 3, 64, 0, 650},
-         .kv_lens = {4000, 1900, 64, 2000, 650}},
-        10);
+  check(ragged_shape(), 10);
   check({.name = "window",
          .q_tokens = 600,
          .kv_tokens = 4000,

@@ -97,6 +97,18 @@ inline std::vector<Shape> storage_shapes(int q_tokens, int kv_tokens) {
   return {shape, unaligned, heads_first};
 }
 
+// Sequences of other lengths than the tensors', one of them without queries.
+inline Shape ragged_shape() {
+  return {.name = "ragged",
+          .batch = 5,
+          .q_tokens = 700,
+          .kv_tokens = 4000,
+          .q_heads = 4,
+          .kv_heads = 2,
+          .q_lens = {700, 3, 64, 0, 650},
+          .kv_lens = {4000, 1900, 64, 2000, 650}};
+}
+
 // Value of element d of a query (kv false) or key at `token` of head h.
 using Fill = std::function<float(bool is_key, int b, int token, int h, int d)>;
 

@@ -1,8 +1,8 @@
-// The guard on the device. A thread block takes a chunk of keys and up to 64 slots, which are the sampled rows of the query heads
-// of one KV head. Its threads note in one bit a key what each row sees and what the index keeps of it;
-// meanwhile the first keys are fetched. Then each warpgroup multiplies every other tile of keys with all
-// slots, and sums the exponentials twice: of what is seen and of what is kept. A second kernel adds up
-// the chunks.
+// The guard on the device. A thread block takes a chunk of keys and up to 64 slots, which are the
+// sampled rows of the query heads of one KV head. Its threads note in one bit a key what each row sees
+// and what the index keeps of it; meanwhile the first keys are fetched. Then each warpgroup multiplies
+// every other tile of keys with all slots, and sums the exponentials twice: of what is seen and of
+// what is kept. A second kernel adds up the chunks.
 #include "guard/cuda/recall.h"
 
 #include <algorithm>

@@ -121,13 +121,9 @@ ClassSums allocate_class_sums(const Problem& problem, const LastQPlan& plan,
 void estimate_by_class(const Problem& problem, const LastQPlan& plan, const std::uint32_t* visual,
                        const std::uint8_t* wanted, int first, int count, const ClassSums& sums,
                        cudaStream_t stream) {
-  ClassArguments arguments;
-  arguments.problem = problem;
-  arguments.plan = plan;
+  ClassArguments arguments{arguments_of(problem, plan, wanted)};
   arguments.partials = sums.partials;
-  arguments.wanted = wanted;
   arguments.first_unit = first;
-  arguments.chunks = chunks_of(problem.q, problem.k);
   arguments.sums = sums;
   arguments.visual = visual;
   arguments.stride = plan.stride;

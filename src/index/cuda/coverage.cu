@@ -288,12 +288,8 @@ void estimate_coverage(const Problem& problem, const CoveragePlan& plan, const s
   clear(tables.by_distance, heads * kHalves * kMassClasses * plan.distances);
   clear(tables.keys_of_class, heads * kMassClasses);
   clear(tables.rows_of_class, heads * kMassClasses);
-  CoverageArguments arguments;
-  arguments.problem = problem;
-  arguments.plan = plan;
-  arguments.wanted = wanted;
+  CoverageArguments arguments{arguments_of(problem, plan, wanted)};
   arguments.rows = plan.rows;
-  arguments.chunks = chunks_of(problem.q, problem.k);
   arguments.distances = plan.distances;
   arguments.class_bytes = plan.class_bytes;
   const int units = problem.batch * problem.kv_heads;

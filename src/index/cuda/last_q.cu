@@ -60,13 +60,9 @@ class SumsOfHead {
 
 void estimate_last_q(const Problem& problem, const LastQPlan& plan, const std::uint8_t* wanted,
                      int first, int count, const LastQSums& sums, cudaStream_t stream) {
-  LastQArguments arguments;
-  arguments.problem = problem;
-  arguments.plan = plan;
+  LastQArguments arguments{arguments_of(problem, plan, wanted)};
   arguments.partials = sums.partials;
-  arguments.wanted = wanted;
   arguments.first_unit = first;
-  arguments.chunks = chunks_of(problem.q, problem.k);
   arguments.sums = sums;
   arguments.stride = plan.stride;
   row_pass::launch<StatsOfHead<LastRows>>(arguments, count, stream);

@@ -2,6 +2,7 @@
 // blocks that heads keep for them, grid_head() of methods/mminference.cc.
 #include <algorithm>
 
+#include "attention/cuda/box_stream.cuh"
 #include "attention/cuda/check.h"
 #include "index/cuda/block_grid.cuh"
 #include "index/cuda/modality_work.h"
@@ -198,9 +199,7 @@ __global__ void __launch_bounds__(kLineThreads)
 
 // Bits of blocks [begin, end) in word w.
 __device__ std::uint32_t range_bits(DeviceGrid::Range range, int word) {
-  const int begin = max(range.begin - word * 32, 0);
-  const int end = min(range.end - word * 32, 32);
-  return begin >= end ? 0 : (~0U >> (32 - (end - begin))) << begin;
+  return static_cast<std::uint32_t>(bits_between(range.begin - word * 32, range.end - word * 32));
 }
 
 // Key blocks of row block m that hold keys of positions [first, last]: BlockGrid::at_positions().

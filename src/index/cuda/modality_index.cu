@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/box_stream.cuh"
 #include "attention/cuda/check.h"
 #include "attention/cuda/host_index.h"
 #include "attention/cuda/send.h"
@@ -47,9 +48,8 @@ __global__ void __launch_bounds__(kMarkThreads)
   }
   std::uint32_t marked = 0;
   for (; range < count && ranges[range].begin < first + 32; ++range) {
-    const int begin = max(ranges[range].begin - first, 0);
-    const int end = min(ranges[range].end - first, 32);
-    marked |= (~0U >> (32 - (end - begin))) << begin;
+    marked |= static_cast<std::uint32_t>(
+        bits_between(ranges[range].begin - first, ranges[range].end - first));
   }
   bits[word] = marked;
 }

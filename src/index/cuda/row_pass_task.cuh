@@ -39,6 +39,17 @@ struct Arguments {
   Chunks chunks = Chunks::kParts;
 };
 
+// Of a pass over the wanted heads, before it is known which of them come first and where partials go.
+inline Arguments arguments_of(const Problem& problem, const RowPassPlan& plan,
+                              const std::uint8_t* wanted) {
+  Arguments arguments;
+  arguments.problem = problem;
+  arguments.plan = plan;
+  arguments.wanted = wanted;
+  arguments.chunks = chunks_of(problem.q, problem.k);
+  return arguments;
+}
+
 // What every thread of a block knows about its work.
 struct Task {
   Geometry geometry;
