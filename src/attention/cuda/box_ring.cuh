@@ -13,6 +13,9 @@ struct BoxRing {
   static constexpr int kBoxes = kBatches * kBatch;
 
   Box boxes[kBoxes];
+  // What the stream has made beyond these, and the lanes that made it.
+  Box ahead[32];
+  std::uint32_t ahead_left;
   // Between batches the stream stays here: it would fill the registers of the warp that runs it.
   alignas(8) char stream[sizeof(BoxStream)];
 
@@ -22,6 +25,8 @@ struct BoxRing {
   __device__ void start(const Problem& problem, const DeviceIndex& index, const RowTile& tile) {
     BoxStream fresh;
     fresh.start(problem, index, tile);
+    if (threadIdx.x % 32 == 0) ahead_left = 0;
+    __syncwarp();
     make(fresh, 0);
     keep(fresh);
   }
@@ -35,15 +40,27 @@ struct BoxRing {
 
  private:
   __device__ void make(BoxStream& from, int batch) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    std::uint32_t left = ahead_left;
 #pragma unroll 1
     for (int i = 0; i < kBatch; ++i) {
-      Box box;
-      if (!from.next(box)) {
-        box = {};
-        box.flags = Box::kEndOfTile;
+      if (left == 0) {
+        Box box;
+        left = from.next(box);
+        __syncwarp();
+        ahead[lane] = box;
+        __syncwarp();
       }
-      if (threadIdx.x % 32 == 0) boxes[batch * kBatch + i] = box;
+      if (lane == 0) {
+        Box& to = boxes[batch * kBatch + i];
+        to = {};
+        to.flags = Box::kEndOfTile;
+        if (left != 0) to = ahead[__ffs(static_cast<int>(left)) - 1];
+      }
+      left &= left - 1;
     }
+    __syncwarp();
+    if (lane == 0) ahead_left = left;
   }
 
   __device__ void keep(const BoxStream& from) {

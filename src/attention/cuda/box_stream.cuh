@@ -111,8 +111,45 @@ struct RowTile {
   std::int32_t row_end = 0;
 };
 
-// Executed by one warp, every lane with the same state. kBlocks: no head has runs or columns, of which the
-// compiler then knows.
+// The sum of the values of this lane and of those before it.
+__device__ inline int sum_to_lane(int value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(~0U, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+
+// The least of the values of this lane and of those before it.
+__device__ inline int least_to_lane(int value) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    value = min(value, __shfl_up_sync(~0U, value, distance));
+  }
+  return value;
+}
+
+// The first lane whose value, which grows with the lanes, is above a place; 31 where none is.
+__device__ inline int lane_above(int values, int place) {
+  int lane = 0;
+  for (int step = 16; step > 0; step /= 2) {
+    if (__shfl_sync(~0U, values, lane + step - 1) <= place) lane += step;
+  }
+  return lane;
+}
+
+// Of the set bits of a word that above which `above` others are set.
+__device__ inline int bit_below(std::uint32_t word, int above) {
+  int place = 0;
+  for (int step = 16; step > 0; step /= 2) {
+    if (__popc(word >> (place + step)) > above) place += step;
+  }
+  return place;
+}
+
+// Executed by one warp. The boxes come a warp at a time: what makes one takes many operations that depend
+// on each other, too many for a lane that makes them one after the other. kBlocks: no head has runs or
+// columns, of which the compiler then knows.
 template <int kCount, bool kBlocks = false>
 class BoxStreamOf {
  public:
@@ -122,7 +159,6 @@ class BoxStreamOf {
                                         const RowTile& tile) {
     geometry_ = sequence_geometry(problem, tile.b);
     index_ = &index;
-    masked_everywhere_ = problem.mask != nullptr;
     head_ = {};
     if (index.heads != nullptr) head_ = index.heads[tile.b * problem.q_heads + tile.h];
     if (tile.row_begin >= geometry_.q_len - head_.dense_last_rows) {
@@ -133,15 +169,13 @@ class BoxStreamOf {
 #pragma unroll
     for (int g = 0; g < kCount; ++g) start_group(tile, g);
     next_ = 0;
-    at_ = 0;
-    lowest_ = 1;  // no interval yet
+    done_ = 0;
     columns_left_ = 0;
-    run_begin_ = 0;
-    run_end_ = 0;
-    flags_ = masked_everywhere_ ? Box::kAllMasked : 0;
+    flags_ = problem.mask != nullptr ? Box::kAllMasked : 0;
     switch (head_.kind) {
       case HeadIndex::Kind::kDense:
-        start_dense();
+        lowest_ = first_ / kBoxKeys * kBoxKeys;
+        next_ = first_ < end_ ? lowest_ + (end_ - 1 - lowest_) / kBoxKeys * kBoxKeys : lowest_ - 1;
         break;
       case HeadIndex::Kind::kDiagonal:
         if constexpr (kBlocks) break;
@@ -155,26 +189,21 @@ class BoxStreamOf {
     }
   }
 
-  // The next box; false at the end. Keys come in descending order, columns last.
-  __device__ __forceinline__ bool next(Box& box) {
-    for (;;) {
-      while (at_ >= lowest_) {
-        box.start = at_;
-        at_ -= kBoxKeys;
-        if (fill(box)) return true;
+  // Makes the next boxes, one for each of some lanes, and returns a bit for each of these; 0 at the end.
+  // Keys come in descending order, columns last, lower lanes before higher ones.
+  __device__ __forceinline__ std::uint32_t next(Box& box) {
+    std::uint32_t made = 0;
+    if (head_.kind == HeadIndex::Kind::kDense) made = next_dense(box);
+    if (head_.kind == HeadIndex::Kind::kBlock) {
+      made = head_.bit_block_size == 0 ? next_listed(box) : next_bits(box);
+    }
+    if constexpr (!kBlocks) {
+      if (head_.kind == HeadIndex::Kind::kDiagonal) {
+        made = next_runs(box);
+        if (made == 0) made = next_columns(box);
       }
-      bool more = false;
-      if (!kBlocks && head_.kind == HeadIndex::Kind::kDiagonal) more = next_run();
-      if (head_.kind == HeadIndex::Kind::kBlock) more = next_block();
-      if (!more) break;
     }
-    while (!kBlocks && columns_left_ > 0) {
-      box.start = (columns_left_ - 1) / kBoxKeys * kBoxKeys;
-      const int count = columns_left_ - box.start;
-      columns_left_ = box.start;
-      if (fill_columns(box, count)) return true;
-    }
-    return false;
+    return made;
   }
 
  private:
@@ -188,14 +217,24 @@ class BoxStreamOf {
     std::int32_t all_end = 0;
     std::int32_t block_first_position = 0;
     std::int32_t block_last_position = 0;
-    // Keys of the current interval, and the lowest of those before.
-    std::int32_t low = 0;
-    std::int32_t high = 0;
+    // The lowest key of the runs before next_.
     std::int32_t reached = INT32_MAX;
-    // Block form: entries of its list, or key blocks, that are still to come.
-    std::int32_t block_begin = 0;
-    std::int32_t block_end = 0;
+    // Block form: entries of its list that are still to come, or its words of bits.
+    const std::int32_t* ids = nullptr;
+    std::int32_t ids_left = 0;
+    const std::uint32_t* bits = nullptr;
   };
+
+  // What a box is cut from: keys [low, high) of a group, and the run that they come from, empty where its
+  // stride leaves keys out.
+  struct Interval {
+    std::int32_t low[kCount];
+    std::int32_t high[kCount];
+    std::int32_t run_begin = 0;
+    std::int32_t run_end = 0;
+  };
+
+  __device__ static __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
   __device__ __forceinline__ void start_group(const RowTile& tile, int g) {
     const int block_begin = tile.base + g * kGroupRows;
@@ -216,50 +255,85 @@ class BoxStreamOf {
     end_ = max(end_, group.end);
   }
 
-  __device__ __forceinline__ void start_dense() {
+  __device__ __forceinline__ std::uint32_t next_dense(Box& box) {
+    Interval keys;
 #pragma unroll
-    for (Group& group : groups_) {
-      group.low = group.first;
-      group.high = group.end;
+    for (int g = 0; g < kCount; ++g) {
+      keys.low[g] = groups_[g].first;
+      keys.high[g] = groups_[g].end;
     }
-    lowest_ = first_ / kBoxKeys * kBoxKeys;
-    at_ = first_ < end_ ? lowest_ + (end_ - 1 - lowest_) / kBoxKeys * kBoxKeys : lowest_ - 1;
+    std::uint32_t made = 0;
+    while (made == 0 && next_ >= lowest_) {
+      box.start = next_ - lane() * kBoxKeys;
+      next_ -= 32 * kBoxKeys;
+      made = __ballot_sync(~0U, box.start >= lowest_ && fill(box, keys));
+    }
+    return made;
   }
 
-  __device__ __forceinline__ bool next_run() {
-    while (next_ < head_.run_count) {
-      const DeviceRun run = index_->runs[head_.run_begin + next_];
-      ++next_;
-      run_begin_ = run.begin;
-      run_end_ = run.stride == 1 ? run.end : run.begin;
+  // A lane takes one of the 32 runs from next_ on, counts its boxes, and then makes one of the 32 that
+  // follow the done_ first ones of all.
+  __device__ __forceinline__ std::uint32_t next_runs(Box& box) {
+    std::uint32_t made = 0;
+    while (made == 0 && next_ < head_.run_count) {
+      DeviceRun run;
+      const bool any = next_ + lane() < head_.run_count;
+      if (any) run = index_->runs[head_.run_begin + next_ + lane()];
       int lowest = INT32_MAX;
       int highest = INT32_MIN;
+      Interval of_run;
+      std::int32_t reached[kCount];
 #pragma unroll
-      for (Group& group : groups_) {
-        if (!group.active) continue;
-        int low;
-        int high;
-        run_interval(head_.rounding, group.block_first_position, group.block_last_position, run,
-                     low, high);
+      for (int g = 0; g < kCount; ++g) {
+        const Group& group = groups_[g];
+        int low = INT32_MAX;
+        int high = INT32_MIN;
+        if (any && group.active) {
+          run_interval(head_.rounding, group.block_first_position, group.block_last_position, run,
+                       low, high);
+        }
         // Rounded runs may overlap; each key counts once.
-        group.low = low;
-        group.high = min(high, group.reached);
-        group.reached = min(low, group.reached);
+        const int least = min(least_to_lane(low), group.reached);
+        const int before = __shfl_up_sync(~0U, least, 1);
+        high = min(high, lane() == 0 ? group.reached : before);
+        reached[g] = __shfl_sync(~0U, least, 31);
+        of_run.low[g] = low;
+        of_run.high[g] = high;
         lowest = min(lowest, low);
-        highest = max(highest, group.high);
+        highest = max(highest, high);
       }
-      if (highest <= first_) {  // runs ascend, keys descend
-        next_ = head_.run_count;
-        return false;
-      }
-      if (lowest >= end_ || lowest >= highest) continue;
+      // Runs ascend, keys descend: behind the first that lies before all keys so do all.
+      const std::uint32_t past = __ballot_sync(~0U, !any || highest <= first_);
+      const bool counts = (past & ((2U << lane()) - 1)) == 0 && lowest < end_ && lowest < highest;
       // Groups are 64 rows apart, so that boxes that begin at the lowest key fit all.
-      highest = min(highest, end_);
-      lowest_ = lowest + max(0, first_ - lowest) / kBoxKeys * kBoxKeys;
-      at_ = lowest_ + (highest - 1 - lowest_) / kBoxKeys * kBoxKeys;
-      return true;
+      lowest += max(0, first_ - lowest) / kBoxKeys * kBoxKeys;
+      const int boxes = counts ? (min(highest, end_) - 1 - lowest) / kBoxKeys + 1 : 0;
+      const int boxes_to = sum_to_lane(boxes);
+      const int total = __shfl_sync(~0U, boxes_to, 31);
+
+      const int place = done_ + lane();
+      const int owner = lane_above(boxes_to, place);
+      box.start = __shfl_sync(~0U, lowest, owner) +
+                  (__shfl_sync(~0U, boxes_to, owner) - 1 - place) * kBoxKeys;
+      Interval keys;
+#pragma unroll
+      for (int g = 0; g < kCount; ++g) {
+        keys.low[g] = __shfl_sync(~0U, of_run.low[g], owner);
+        keys.high[g] = __shfl_sync(~0U, of_run.high[g], owner);
+      }
+      if ((flags_ & Box::kExact) != 0) {
+        keys.run_begin = __shfl_sync(~0U, run.begin, owner);
+        keys.run_end = __shfl_sync(~0U, run.stride == 1 ? run.end : run.begin, owner);
+      }
+      made = __ballot_sync(~0U, place < total && fill(box, keys));
+      done_ += 32;
+      if (done_ < total) continue;
+      done_ = 0;
+      next_ = past != 0 ? head_.run_count : next_ + 32;
+#pragma unroll
+      for (int g = 0; g < kCount; ++g) groups_[g].reached = reached[g];
     }
-    return false;
+    return made;
   }
 
   __device__ __forceinline__ void start_blocks(const RowTile& tile) {
@@ -269,95 +343,137 @@ class BoxStreamOf {
       Group& group = groups_[g];
       if (!group.active) continue;
       if (head_.bit_block_size == 0) {
-        group.block_begin = rows[g];
-        group.block_end = rows[g + 1];
+        group.ids = index_->block_ids + head_.block_id_begin + rows[g];
+        group.ids_left = rows[g + 1] - rows[g];
       } else {
-        group.block_begin = group.first / kBoxKeys;
-        group.block_end = (group.end + kBoxKeys - 1) / kBoxKeys;
+        const int row = group.block_first_position - geometry_.position(0);
+        group.bits = index_->block_bits + head_.block_id_begin +
+                     static_cast<std::int64_t>(row / head_.bit_block_size) * head_.bit_words;
       }
+    }
+    if (head_.bit_block_size != 0) {
+      lowest_ = first_ / head_.bit_block_size;
+      next_ = first_ < end_ ? (end_ - 1) / head_.bit_block_size : lowest_ - 1;
     }
   }
 
-  // The last key block that the group still has to see, of those that are bits; -1: none.
-  __device__ __forceinline__ int last_bit(Group& group) const {
-    if (group.block_end <= group.block_begin) return -1;
-    const int ratio = head_.bit_block_size / kBoxKeys;
-    const int row = group.block_first_position - geometry_.position(0);
-    const std::uint32_t* bits =
-        index_->block_bits + head_.block_id_begin +
-        static_cast<std::int64_t>(row / head_.bit_block_size) * head_.bit_words;
-    const int last = (group.block_end - 1) / ratio;
-    const int first = group.block_begin / ratio;
-    int word = last / 32;
-    std::uint32_t some = bits[word] & (~0U >> (31 - last % 32));
-    while (some == 0 && word > first / 32) some = bits[--word];
-    const int found = word * 32 + 31 - __clz(static_cast<int>(some));
-    group.block_end = some != 0 ? min(group.block_end, (found + 1) * ratio) : 0;
-    return group.block_end > group.block_begin ? group.block_end - 1 : -1;
-  }
-
-  __device__ __forceinline__ bool next_block() {
-    int last[kCount];
-    int ratio = 1;  // boxes of a key block
-    if (head_.bit_block_size == 0) {
-      const std::int32_t* ids = index_->block_ids + head_.block_id_begin;
+  // Key blocks of lists: of 32 that lie side by side, those that a group has.
+  __device__ __forceinline__ std::uint32_t next_listed(Box& box) {
+    for (;;) {
+      std::int32_t id[kCount];
+      int highest = -1;
 #pragma unroll
       for (int g = 0; g < kCount; ++g) {
         const Group& group = groups_[g];
-        last[g] = group.block_end > group.block_begin ? ids[group.block_end - 1] : -1;
+        id[g] = lane() < group.ids_left ? group.ids[group.ids_left - 1 - lane()] : -1;
+        highest = max(highest, __shfl_sync(~0U, id[g], 0));
       }
-    } else {
-      ratio = head_.bit_block_size / kBoxKeys;
+      if (highest < 0) return 0;
+      std::uint32_t words[kCount];
 #pragma unroll
-      for (int g = 0; g < kCount; ++g) last[g] = last_bit(groups_[g]);
+      for (int g = 0; g < kCount; ++g) {
+        const bool here = id[g] >= 0 && id[g] / 32 == highest / 32;
+        const std::uint32_t word = __reduce_or_sync(~0U, here ? 1U << (id[g] % 32) : 0);
+        groups_[g].ids_left -= __popc(word);
+        words[g] = lane() == 0 ? word : 0;
+      }
+      int lowest;
+      const std::uint32_t made = fill_blocks(box, words, highest / 32, 1, lowest);
+      if (made != 0) return made;
     }
-    int highest = -1;
-#pragma unroll
-    for (const int block : last) highest = max(highest, block);
-    if (highest < 0) return false;
-    const int lowest = highest / ratio * ratio;
-    lowest_ = lowest * kBoxKeys;
-    at_ = highest * kBoxKeys;
-#pragma unroll
-    for (int g = 0; g < kCount; ++g) {
-      Group& group = groups_[g];
-      const bool here = last[g] >= lowest;
-      group.low = lowest_;
-      group.high = here ? (last[g] + 1) * kBoxKeys : lowest_;
-      if (!here) continue;
-      group.block_end = head_.bit_block_size == 0 ? group.block_end - 1 : lowest;
-    }
-    return true;
   }
 
-  // Whether every row of the group has all keys of a box in the current run, if runs are exact.
-  __device__ __forceinline__ bool covered_for_all(const Group& group, std::int32_t start) const {
+  // Key blocks that are bits, from that of next_ down.
+  __device__ __forceinline__ std::uint32_t next_bits(Box& box) {
+    std::uint32_t made = 0;
+    while (made == 0 && next_ >= lowest_) {
+      const int top = next_ / 32;
+      const int word = top - lane();
+      // What lies beyond the tile's keys means nothing.
+      std::uint32_t inside = word * 32 + 31 < lowest_ ? 0 : ~0U;
+      if (lane() == 0) inside &= ~0U >> (31 - next_ % 32);
+      if (word == lowest_ / 32) inside &= ~0U << (lowest_ % 32);
+      std::uint32_t words[kCount];
+#pragma unroll
+      for (int g = 0; g < kCount; ++g) {
+        words[g] = groups_[g].active && inside != 0 ? groups_[g].bits[word] & inside : 0;
+      }
+      int lowest;
+      made = fill_blocks(box, words, top, head_.bit_block_size / kBoxKeys, lowest);
+      next_ = lowest - 1;
+    }
+    return made;
+  }
+
+  // The boxes of the 32 first key blocks, or those that have as many boxes, that are bits in the words of
+  // any group: a lane's words are those of word `top` - lane. `lowest`: none is left of those from here up.
+  __device__ __forceinline__ std::uint32_t fill_blocks(Box& box,
+                                                       const std::uint32_t (&words)[kCount],
+                                                       int top, int boxes_of_block, int& lowest) {
+    std::uint32_t any = 0;
+#pragma unroll
+    for (const std::uint32_t word : words) any |= word;
+    const int blocks_to = sum_to_lane(__popc(any));
+    const int total = __shfl_sync(~0U, blocks_to, 31);
+    const int place = lane() / boxes_of_block;
+    const int owner = lane_above(blocks_to, place);
+    const std::uint32_t of_owner = __shfl_sync(~0U, any, owner);
+    const int bit =
+        bit_below(of_owner, place - (__shfl_sync(~0U, blocks_to, owner) - __popc(of_owner)));
+    const int block = (top - owner) * 32 + bit;
+    box.start = (block * boxes_of_block + boxes_of_block - 1 - lane() % boxes_of_block) * kBoxKeys;
+    Interval keys;
+#pragma unroll
+    for (int g = 0; g < kCount; ++g) {
+      const bool here = (__shfl_sync(~0U, words[g], owner) >> bit & 1) != 0;
+      keys.low[g] = box.start;
+      keys.high[g] = here ? box.start + kBoxKeys : box.start;
+    }
+    const int last = 32 / boxes_of_block - 1;
+    lowest = last < total ? __shfl_sync(~0U, block, 31) : (top - 31) * 32;
+    return __ballot_sync(~0U, place < total && fill(box, keys));
+  }
+
+  // Whether every row of the group has all keys of a box of a run, if runs are exact.
+  __device__ __forceinline__ bool covered_for_all(const Group& group, const Interval& keys,
+                                                  std::int32_t start) const {
     return (flags_ & Box::kExact) == 0 ||
-           (start > group.block_last_position - run_end_ &&
-            start + kBoxKeys - 1 <= group.block_first_position - run_begin_);
+           (start > group.block_last_position - keys.run_end &&
+            start + kBoxKeys - 1 <= group.block_first_position - keys.run_begin);
   }
 
   // Flags and words of a box of keys; false when no row sees any of it.
-  __device__ __forceinline__ bool fill(Box& box) const {
+  __device__ __forceinline__ bool fill(Box& box, const Interval& keys) const {
     box.flags = flags_;
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
       const Group& group = groups_[g];
       box.word[g] = 0;
       if (!group.active) continue;
-      const int low = max(group.low, group.first) - box.start;
-      const int high = min(group.high, group.end) - box.start;
+      const int low = max(keys.low[g], group.first) - box.start;
+      const int high = min(keys.high[g], group.end) - box.start;
       box.word[g] = bits_between(low, high);
       if (box.word[g] != 0) box.flags |= Box::kUse << g;
       const bool alike = group.all_first <= box.start + max(low, 0) &&
                          group.all_end >= box.start + min(high, kBoxKeys);
       if (alike) box.flags |= Box::kAlike << g;
-      if (box.word[g] != ~0ULL || !alike || !covered_for_all(group, box.start)) {
+      if (box.word[g] != ~0ULL || !alike || !covered_for_all(group, keys, box.start)) {
         box.flags |= Box::kMasked << g;
       }
     }
     if (box.start + kBoxKeys > geometry_.kv_len) box.flags |= Box::kPastEnd;
     return (box.flags & Box::kAnyUse) != 0;
+  }
+
+  // Columns, of which all lanes work on one box.
+  __device__ __forceinline__ std::uint32_t next_columns(Box& box) {
+    while (columns_left_ > 0) {
+      box.start = (columns_left_ - 1) / kBoxKeys * kBoxKeys;
+      const int count = columns_left_ - box.start;
+      columns_left_ = box.start;
+      if (fill_columns(box, count)) return 1;
+    }
+    return 0;
   }
 
   // Whether a run covers the key for the group's row block.
@@ -392,7 +508,6 @@ class BoxStreamOf {
 
   __device__ __forceinline__ bool fill_columns(Box& box, int count) const {
     const std::int32_t* columns = index_->columns + head_.column_begin + box.start;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
     box.flags = flags_ | Box::kColumns;
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
@@ -401,7 +516,7 @@ class BoxStreamOf {
       if (!group.active) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int c = half * 32 + lane;
+        const int c = half * 32 + lane();
         bool kept = false;
         if (c < count) {
           const std::int32_t key = columns[c];
@@ -424,17 +539,14 @@ class BoxStreamOf {
   const DeviceIndex* index_ = nullptr;
   DeviceHead head_;
   Group groups_[kCount];
-  bool masked_everywhere_ = false;
   std::uint32_t flags_ = 0;
   std::int32_t first_ = 0;  // keys that any row sees lie in [first_, end_)
   std::int32_t end_ = 0;
-  std::int32_t next_ = 0;  // run
-  // The current run, empty where its stride leaves keys out.
-  std::int32_t run_begin_ = 0;
-  std::int32_t run_end_ = 0;
-  // Boxes of the current interval: at_, at_ - 64, ... lowest_.
-  std::int32_t at_ = 0;
-  std::int32_t lowest_ = 1;
+  // What comes next: a key, from which on boxes go down to lowest_, the same of a key block that is a bit, or
+  // a run.
+  std::int32_t next_ = 0;
+  std::int32_t lowest_ = 0;
+  std::int32_t done_ = 0;
   std::int32_t columns_left_ = 0;
 };
 using BoxStream = BoxStreamOf<kGroups>;

@@ -1,7 +1,8 @@
-// The sm_90a executor. One producer warp walks the boxes of a tile and lets the copy engine fetch their keys and values;
-// two or three consumer warpgroups of 64 rows each multiply, mask and sum. A consumer issues the product of
-// the next box's scores before it takes the softmax of this one, so that the tensor cores work
-// meanwhile; thread blocks are persistent and draw their tiles from a ticket.
+// The sm_90a executor. One warp walks the boxes of a tile, a thread of another lets the copy engine fetch
+// their keys and values; two or three consumer warpgroups of 64 rows each multiply, mask and sum. A consumer
+// issues the product of the next box's scores before it multiplies the values of this one, so that the
+// tensor cores work while it takes the softmax; thread blocks are persistent and draw their tiles from a
+// ticket.
 #include "attention/cuda/sm90_attention.h"
 
 #include <cuda.h>
@@ -33,6 +34,7 @@ template <class S>
 class Producer {
   using Layout = Shared<S>;
   using Box = BoxOf<S::kConsumers>;
+  using Origin = typename Layout::Origin;
   static constexpr int kDim = S::kDim;
   static constexpr int kVDim = S::kVDim;
   static constexpr int kBoxes = S::kBoxes;
@@ -50,7 +52,8 @@ class Producer {
         q_(q),
         stages_(stages) {}
 
-  __device__ void run(int* ticket) {
+  // Executed by a warp: the tiles, their queries, and what the stages hold.
+  __device__ void walk(int* ticket) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const TileOrderOf<S::kRows> order(problem_);
     std::uint32_t q_phase = 0;
@@ -61,9 +64,7 @@ class Producer {
       RowTile tile;
       const bool more = turn < order.count();
       if (more && (!order.tile(index_, turn, tile) || !takes(tile))) continue;
-      // Only the lane that fills waits: it can outrun the others by a whole turn of the pipeline, and
-      // what they took for the phase before would be the one after.
-      if (lane == 0) {
+      if (lane == 0) {  // alone: see put()
         mbarrier_wait(shared_address(&control_.q_empty), q_phase ^ 1);
         control_.tile = tile;
         if (more) {
@@ -74,39 +75,42 @@ class Producer {
       }
       __syncwarp();
       q_phase ^= 1;
-      if (!more) return;
+      if (!more) {
+        do put(0, {}, {-1, 0, 0});
+        while (place_ != 0);
+        return;
+      }
       BoxStreamOf<S::kConsumers, S::kBlocks> stream;
       stream.start(problem_, index_, tile);
-      const int kv_head = tile.h / problem_.group;
-      std::int64_t first_column = 0;
+      Origin origin{tile.b, tile.h / problem_.group, 0};
       if (index_.heads != nullptr) {
-        first_column = index_.heads[tile.b * problem_.q_heads + tile.h].column_begin;
+        origin.first_column = static_cast<std::int32_t>(
+            index_.heads[tile.b * problem_.q_heads + tile.h].column_begin);
       }
       Box box;
-      while (stream.next(box)) {
-        Box second;
-        if (kBoxes == 2 && !stream.next(second)) second = box.unseen();
-        if (lane == 0) {
-          mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
-          // Before the arrival, so that who waits for the phase sees them.
-          control_.boxes[at_.stage][0] = box;
-          if constexpr (kBoxes == 2) control_.boxes[at_.stage][1] = second;
-          mbarrier_arrive_expect(shared_address(&control_.full[at_.stage]), Layout::kStageBytes);
-          load_box(box, 0, tile.b, kv_head, static_cast<int>(first_column));
-          if constexpr (kBoxes == 2) {
-            load_box(second, 1, tile.b, kv_head, static_cast<int>(first_column));
-          }
-        }
-        __syncwarp();
-        at_.advance();
+      while (std::uint32_t made = stream.next(box)) {
+        for (; made != 0; made &= made - 1) put(__ffs(static_cast<int>(made)) - 1, box, origin);
       }
-      if (lane == 0) {
-        mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
-        control_.boxes[at_.stage][0].flags = Box::kEndOfTile;
-        mbarrier_arrive(shared_address(&control_.full[at_.stage]));
+      if (place_ != 0) put(0, control_.boxes[at_.stage][0].unseen(), origin);
+      box.flags = Box::kEndOfTile;
+      do put(0, box, origin);
+      while (place_ != 0);
+    }
+  }
+
+  // Executed by one thread: the copies.
+  __device__ void fetch() {
+    for (;; at_.advance()) {
+      mbarrier_wait(shared_address(&control_.described[at_.stage]), at_.phase);
+      const Origin origin = control_.origins[at_.stage];
+      if (origin.sequence < 0) return;
+      const std::uint32_t full = shared_address(&control_.full[at_.stage]);
+      if ((control_.boxes[at_.stage][0].flags & Box::kEndOfTile) != 0) {
+        mbarrier_arrive(full);
+        continue;
       }
-      __syncwarp();
-      at_.advance();
+      mbarrier_arrive_expect(full, Layout::kStageBytes);
+      for (int place = 0; place < kBoxes; ++place) load_box(place, origin);
     }
   }
 
@@ -130,15 +134,36 @@ class Producer {
     }
   }
 
-  __device__ void load_box(const Box& box, int place, int b, int kv_head, int first_column) {
+  // Executed by the warp: gives the next place of the current stage to a box that one lane has.
+  __device__ void put(int from, const Box& box, const Origin& origin) {
+    if (static_cast<int>(threadIdx.x) % 32 == from) {
+      // Only this lane waits: it can outrun the others by a whole turn of the pipeline, and what they took
+      // for the phase before would be the one after.
+      if (place_ == 0) {
+        mbarrier_wait(shared_address(&control_.empty[at_.stage]), at_.phase ^ 1);
+        control_.origins[at_.stage] = origin;
+      }
+      // Before the arrival, so that who waits for the phase sees it.
+      control_.boxes[at_.stage][place_] = box;
+      if (place_ == kBoxes - 1) mbarrier_arrive(shared_address(&control_.described[at_.stage]));
+    }
+    __syncwarp();
+    if (++place_ == kBoxes) {
+      place_ = 0;
+      at_.advance();
+    }
+  }
+
+  __device__ void load_box(int place, const Origin& origin) {
+    const Box& box = control_.boxes[at_.stage][place];
     const std::uint32_t barrier = shared_address(&control_.full[at_.stage]);
     const std::uint32_t to = stages_ + at_.stage * Layout::kStageBytes + place * kPieceBytes;
     const bool columns = (box.flags & Box::kColumns) != 0;
     const CUtensorMap* keys = columns ? &maps_.column_keys : &maps_.k;
     const CUtensorMap* values = columns ? &maps_.column_values : &maps_.v;
-    const int head = columns ? 0 : kv_head;
-    const int token = columns ? first_column + box.start : box.start;
-    const int sequence = columns ? 0 : b;
+    const int head = columns ? 0 : origin.kv_head;
+    const int token = columns ? origin.first_column + box.start : box.start;
+    const int sequence = columns ? 0 : origin.sequence;
     for (int piece = 0; piece < kDim / kPieceColumns; ++piece) {
       copy_tensor_4d(to + piece * kBoxes * kPieceBytes, keys, barrier, piece * kPieceColumns, head,
                      token, sequence);
@@ -157,6 +182,7 @@ class Producer {
   std::uint32_t q_;
   std::uint32_t stages_;
   Cursor<Layout::kStages> at_;
+  int place_ = 0;  // of the stage's boxes
 };
 
 template <class T, class S>
@@ -174,6 +200,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       aligned + Layout::kQBytes + Layout::kStages * Layout::kStageBytes);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
+      mbarrier_init(shared_address(&control.described[stage]), 1);
       mbarrier_init(shared_address(&control.full[stage]), 1);
       mbarrier_init(shared_address(&control.empty[stage]), S::kConsumers * 4);
     }
@@ -185,11 +212,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (warpgroup == 0) {
     release_registers<S::kProducerRegisters>();
-    if (threadIdx.x < 32) {
-      Producer<S> producer(problem, given, index, maps, control, shared_address(q),
-                           shared_address(stages));
-      producer.run(tickets);
-    }
+    Producer<S> producer(problem, given, index, maps, control, shared_address(q),
+                         shared_address(stages));
+    if (threadIdx.x < 32) producer.walk(tickets);
+    if (threadIdx.x == 32) producer.fetch();
   } else {
     take_registers<S::kConsumerRegisters>();
     // A box of a block says all that its rows have to know.

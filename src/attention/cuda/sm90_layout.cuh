@@ -43,12 +43,20 @@ struct Shared {
   static constexpr int kStages = std::min(8, (kSharedLimit - 1024 - 1024 - kQBytes) / kStageBytes);
   static_assert(kStages >= 2);
 
+  // Where the boxes of a stage come from.
+  struct Origin {
+    std::int32_t sequence;  // negative: there is no more work
+    std::int32_t kv_head;
+    std::int32_t first_column;
+  };
   struct Control {
-    std::uint64_t full[kStages];
     std::uint64_t empty[kStages];
+    std::uint64_t described[kStages];  // what it is for is known
+    std::uint64_t full[kStages];
     std::uint64_t q_full;
     std::uint64_t q_empty;
     RowTile tile;  // row_end 0: there is no more work
+    Origin origins[kStages];
     BoxOf<S::kConsumers> boxes[kStages][kBoxes];
   };
   static_assert(sizeof(Control) <= 1024);
