@@ -68,19 +68,27 @@ __device__ inline int lower_bound(const std::int32_t* positions, int count, std:
   return low;
 }
 
-// The first of `count` runs that reaches beyond an offset.
-__device__ inline int first_run_beyond(const DeviceRun* runs, int count, int offset) {
-  int begin = 0;
-  while (count > 0) {
-    const int half = count / 2;
-    if (runs[begin + half].end <= offset) {
-      begin += half + 1;
-      count -= half + 1;
-    } else {
-      count = half;
+// Of `count` runs the first that reaches beyond each of some offsets, which are looked for side by side: one
+// search is a chain of loads.
+template <int kOffsets>
+__device__ __forceinline__ void first_runs_beyond(const DeviceRun* runs, int count,
+                                                  const int (&offsets)[kOffsets],
+                                                  int (&found)[kOffsets]) {
+#pragma unroll
+  for (int& run : found) run = 0;
+  for (int step = count > 0 ? 1 << (31 - __clz(count)) : 0; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < kOffsets; ++i) {
+      const int next = found[i] + step;
+      if (next <= count && runs[next - 1].end <= offsets[i]) found[i] = next;
     }
   }
-  return begin;
+}
+
+__device__ inline int first_run_beyond(const DeviceRun* runs, int count, int offset) {
+  int found[1];
+  first_runs_beyond(runs, count, {offset}, found);
+  return found[0];
 }
 
 // Keys [low, high) of a run for a row block whose rows stand at these positions, before visibility.
@@ -465,50 +473,80 @@ class BoxStreamOf {
     return (box.flags & Box::kAnyUse) != 0;
   }
 
-  // Columns, of which all lanes work on one box.
+  // Columns. All lanes work on one box, but load the keys of several at a time: loads take longer.
   __device__ __forceinline__ std::uint32_t next_columns(Box& box) {
-    while (columns_left_ > 0) {
-      box.start = (columns_left_ - 1) / kBoxKeys * kBoxKeys;
-      const int count = columns_left_ - box.start;
-      columns_left_ = box.start;
-      if (fill_columns(box, count)) return 1;
-    }
-    return 0;
-  }
-
-  // Whether a run covers the key for the group's row block.
-  __device__ __forceinline__ bool covered(const Group& group, std::int32_t key) const {
-    const DeviceRun* runs = index_->runs + head_.run_begin;
-    int begin = 0;
-    int count = head_.run_count;
-    while (count > 0) {  // the first run of which some row has a key at or before this one
-      const int half = count / 2;
-      if (group.block_first_position - runs[begin + half].end + 1 > key) {
-        begin += half + 1;
-        count -= half + 1;
-      } else {
-        count = half;
+    constexpr int kAtATime = 4;
+    const std::int32_t* columns = index_->columns + head_.column_begin;
+    std::uint32_t made = 0;
+    while (made == 0 && columns_left_ > 0) {
+      Box next;
+      next.start = (columns_left_ - 1) / kBoxKeys * kBoxKeys;
+      std::int32_t keys[kAtATime][2];
+#pragma unroll
+      for (int i = 0; i < kAtATime; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int c = next.start - i * kBoxKeys + half * 32 + lane();
+          keys[i][half] = c >= 0 && c < columns_left_ ? columns[c] : INT32_MAX;
+        }
+      }
+#pragma unroll 1
+      for (int i = 0; i < kAtATime && columns_left_ > 0; ++i) {
+        if (fill_columns(next, keys[0], columns_left_ - next.start)) {
+          made |= 1U << i;
+          if (lane() == i) box = next;
+        }
+        columns_left_ = next.start;
+        next.start -= kBoxKeys;
+#pragma unroll
+        for (int after = 1; after < kAtATime; ++after) {
+          keys[after - 1][0] = keys[after][0];
+          keys[after - 1][1] = keys[after][1];
+        }
       }
     }
+    return made;
+  }
+
+  // Whether a run covers the key for the group's row block; `beyond` is the first of which some row has a
+  // key at or before this one.
+  __device__ __forceinline__ bool covered(const Group& group, std::int32_t key, int beyond) const {
+    const DeviceRun* runs = index_->runs + head_.run_begin;
     int low;
     int high;
-    if (begin < head_.run_count) {
+    if (beyond < head_.run_count) {
       run_interval(head_.rounding, group.block_first_position, group.block_last_position,
-                   runs[begin], low, high);
+                   runs[beyond], low, high);
       if (key < high) return true;
     }
     // Runs before it were rounded down by less than a box.
-    while (--begin >= 0 && group.block_first_position - runs[begin].end + 1 < key + kBoxKeys) {
+    while (--beyond >= 0 && group.block_first_position - runs[beyond].end + 1 < key + kBoxKeys) {
       run_interval(head_.rounding, group.block_first_position, group.block_last_position,
-                   runs[begin], low, high);
+                   runs[beyond], low, high);
       if (low <= key) return true;
     }
     return false;
   }
 
-  __device__ __forceinline__ bool fill_columns(Box& box, int count) const {
-    const std::int32_t* columns = index_->columns + head_.column_begin + box.start;
+  // A box of `count` columns, of which the lane has those of its number and of 32 more.
+  __device__ __forceinline__ bool fill_columns(Box& box, const std::int32_t (&key)[2],
+                                               int count) const {
+    const std::int32_t first_key = __shfl_sync(~0U, key[0], 0);
+    const std::int32_t last_key = __shfl_sync(~0U, count > 32 ? key[1] : key[0], (count - 1) % 32);
     box.flags = flags_ | Box::kColumns;
+    int offset[2 * kCount];
+    int beyond[2 * kCount];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int g = 0; g < kCount; ++g) {
+        offset[2 * g + half] = groups_[g].block_first_position - key[half];
+      }
+    }
+    const bool may_be_covered = head_.rounding != RunRounding::kNone;
+    if (may_be_covered) {
+      first_runs_beyond(index_->runs + head_.run_begin, head_.run_count, offset, beyond);
+    }
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
       const Group& group = groups_[g];
@@ -516,17 +554,12 @@ class BoxStreamOf {
       if (!group.active) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int c = half * 32 + lane();
-        bool kept = false;
-        if (c < count) {
-          const std::int32_t key = columns[c];
-          kept = key >= group.first && key < group.end &&
-                 (head_.rounding == RunRounding::kNone || !covered(group, key));
-        }
+        const bool kept = key[half] >= group.first && key[half] < group.end &&
+                          !(may_be_covered && covered(group, key[half], beyond[2 * g + half]));
         box.word[g] |= static_cast<std::uint64_t>(__ballot_sync(~0U, kept)) << (32 * half);
       }
       if (box.word[g] != 0) box.flags |= Box::kUse << g;
-      const bool alike = columns[0] >= group.all_first && columns[count - 1] < group.all_end;
+      const bool alike = first_key >= group.all_first && last_key < group.all_end;
       if (alike) box.flags |= Box::kAlike << g;
       if (box.word[g] != ~0ULL || !alike || (flags_ & Box::kExact) != 0) {
         box.flags |= Box::kMasked << g;

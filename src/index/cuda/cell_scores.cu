@@ -20,10 +20,11 @@ namespace {
 
 using namespace cells;  // NOLINT(google-build-using-namespace): this file is its front
 
-template <class T, int kColumns>
+constexpr int kMostBlocks = 4;  // of a cluster
+
+template <class T, int kColumns, int kCluster>
 __global__ void __launch_bounds__(kThreads, 1)
     cell_kernel(const __grid_constant__ Arguments a, const __grid_constant__ Maps maps) {
-  constexpr int kCluster = kClusterOf<kColumns>;
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
   if constexpr (kCluster > 1) {
     __trap();
@@ -48,12 +49,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
       release_registers<72>();
 #endif
-      produce<kColumns>(a, maps, kCluster > 1 ? cluster_rank() : 0, control, stages);
+      produce<kColumns, kCluster>(a, maps, kCluster > 1 ? cluster_rank() : 0, control, stages);
     } else {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
       take_registers<216>();
 #endif
-      Consumer<T, kColumns>(a, control, stages).run();
+      Consumer<T, kColumns, kCluster>(a, control, stages).run();
     }
     // No block may end while others copy to it or arrive at its barriers.
     __syncthreads();
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 bool has_wide_products() {
   static const bool result = [] {
     cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, cell_kernel<__nv_bfloat16, 256>),
+    check(cudaFuncGetAttributes(&attributes, cell_kernel<__nv_bfloat16, 256, 2>),
           "asking for a kernel's attributes");
     return attributes.ptxVersion >= 90 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
   }();
@@ -100,7 +101,9 @@ bool has_bulk_copies(const DeviceTensor& tensor, int stride) {
 template <class T>
 void launch(const Arguments& a, const Maps& maps, cudaStream_t stream) {
   const int bytes = shared_bytes(a.columns, a.stages);
-  const auto kernel = a.columns == 256 ? cell_kernel<T, 256> : cell_kernel<T, 128>;
+  const auto kernel = a.cluster == 4   ? cell_kernel<T, 256, 4>
+                      : a.cluster == 2 ? cell_kernel<T, 256, 2>
+                                       : cell_kernel<T, 128, 1>;
   allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -112,6 +115,16 @@ void launch(const Arguments& a, const Maps& maps, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = a.cluster > 1 ? 1 : 0;
+  // Tiles are dealt out to blocks that all run at the same time, and not every number of multiprocessors
+  // that share a cluster's network is a multiple of 4.
+  if (a.cluster == 4) {
+    static const int clusters = [&] {
+      int most = 0;
+      check(cudaOccupancyMaxActiveClusters(&most, kernel, &config), "counting clusters");
+      return std::max(most, 1);
+    }();
+    config.gridDim = dim3(clusters * 4);
+  }
   check(cudaLaunchKernelEx(&config, kernel, a, maps), "scoring cells");
 }
 
@@ -119,7 +132,6 @@ void launch(const Arguments& a, const Maps& maps, cudaStream_t stream) {
 void lay_out(const Problem& problem, int rows, int unit, std::int64_t bytes, CellScores& plan,
              MemoryPieces& workspace) {
   constexpr int kColumns = CellScores::kTileColumns;
-  constexpr int kCluster = kClusterOf<kColumns>;
   const int tiles = (plan.cells(problem.kv_tokens) + kColumns - 1) / kColumns;
   plan.slots = tiles * (kColumns / plan.slot);
   const std::int64_t step = std::lcm(CellScores::kTileRows, unit);
@@ -129,7 +141,7 @@ void lay_out(const Problem& problem, int rows, int unit, std::int64_t bytes, Cel
   const std::int64_t heads = static_cast<std::int64_t>(problem.batch) * problem.q_heads;
   plan.heads = static_cast<int>(std::clamp<std::int64_t>(bytes / (plan.rows / step * step_bytes), 1,
                                                          std::min<std::int64_t>(heads, 1024)));
-  if (plan.heads > kCluster) plan.heads -= plan.heads % kCluster;
+  if (plan.heads > kMostBlocks) plan.heads -= plan.heads % kMostBlocks;
   plan.sums = workspace.take<float>(plan.heads * plan.rows * plan.row_sums());
 }
 
@@ -164,7 +176,12 @@ void score_cells(const Problem& problem, const CellScores& plan, int first_head,
   a.panels = (problem.dim + kPanelDims - 1) / kPanelDims;
   a.chunks = chunks_of(problem.q, problem.k);
   a.columns = has_wide_products() ? CellScores::kTileColumns : 128;
-  a.cluster = a.columns == 256 ? kClusterOf<256> : 1;
+  // Where four blocks find work on the same keys they fetch less, which is worth more than the
+  // multiprocessors that are left over.
+  const bool four = rows >= kMostBlocks * CellScores::kTileRows ||
+                    (problem.group % kMostBlocks == 0 && heads % kMostBlocks == 0 &&
+                     first_head % kMostBlocks == 0);
+  a.cluster = a.columns != CellScores::kTileColumns ? 1 : (four ? kMostBlocks : 2);
   a.stages = kStages;
   const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   while (a.stages > 2 && shared_bytes(a.columns, a.stages) > limit) --a.stages;

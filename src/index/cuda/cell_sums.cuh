@@ -13,7 +13,7 @@ namespace minference::cuda::cells {
 
 // One of the two warpgroups that multiply. Of a tile's scores, the lane holds those of rows
 // 16 * warp + lane / 4 + 8 * i and cells 8 * j + 2 * (lane % 4) + e, at 4 * j + 2 * i + e.
-template <class T, int kColumns>
+template <class T, int kColumns, int kCluster>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const Arguments& a, Control& control, std::uint32_t stages)
@@ -48,7 +48,6 @@ class Consumer {
   __device__ __forceinline__ void release(int stage) const {
     __syncwarp();
     const std::uint32_t empty = shared_address(&control_.empty[stage]);
-    constexpr int kCluster = kClusterOf<kColumns>;
     if constexpr (kCluster == 1) {
       if (lane_ == 0) arrive_at(empty);
     } else {

@@ -17,10 +17,6 @@ inline constexpr int kRowBytes = kPanelDims * 2;  // of a tile
 // that their keys stay in the L2 cache.
 inline constexpr int kBand = 8;
 
-// Thread blocks of a cluster; tiles of 256 cells of keys are for Hopper.
-template <int kColumns>
-inline constexpr int kClusterOf = kColumns == 256 ? 2 : 1;
-
 struct Arguments {
   Problem problem;
   CellScores plan;
@@ -31,7 +27,7 @@ struct Arguments {
   int columns = 0;  // cells of a tile
   int stages = 0;
   int panels = 1;   // of 64 dims
-  int cluster = 1;  // thread blocks
+  int cluster = 1;  // thread blocks; on Hopper, whose tiles are of 256 cells of keys, 2 or 4
   bool side_by_side =
       false;  // a cluster's blocks work on heads of one KV head, not on rows of one head
   Chunks chunks = Chunks::kParts;
@@ -163,12 +159,12 @@ class Loader {
   __device__ bool is_bulk() const { return bulk_rows_ && bulk_keys_; }
 
   // `full`: the barrier that bulk copies report to.
-  template <int kColumns>
+  template <int kColumns, int kCluster>
   __device__ __forceinline__ void load(int phase, int panel, std::uint32_t tile,
                                        std::uint32_t full) const {
     const std::uint32_t keys = tile + CellScores::kTileRows * kRowBytes;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    if (threadIdx.x == 0) load_bulk<kColumns>(phase, panel, tile, keys, full);
+    if (threadIdx.x == 0) load_bulk<kColumns, kCluster>(phase, panel, tile, keys, full);
 #endif
     if (!bulk_rows_) load_rows(phase, panel, tile);
     if (!bulk_keys_) load_keys<kColumns>(phase, panel, keys);
@@ -178,7 +174,7 @@ class Loader {
   static constexpr int kRowStep = 128 / kChunkDims;
 
   // What the copy engine fetches: all rows, and this block's share of the keys for the whole cluster.
-  template <int kColumns>
+  template <int kColumns, int kCluster>
   __device__ __forceinline__ void load_bulk(int phase, int panel, std::uint32_t rows,
                                             std::uint32_t keys, std::uint32_t full) const {
     if (bulk_rows_) {
@@ -187,7 +183,6 @@ class Loader {
                      first_row_, b_);
     }
     if (bulk_keys_) {
-      constexpr int kCluster = kClusterOf<kColumns>;
       constexpr int kShare = kColumns / kCluster;
       mbarrier_expect(full, kColumns * kRowBytes);
       copy_tensor_5d_multicast(keys + rank_ * kShare * kRowBytes, &maps_.keys, full,
@@ -290,7 +285,7 @@ struct Cursor {
 };
 
 // Executed by one warpgroup.
-template <int kColumns>
+template <int kColumns, int kCluster>
 __device__ void produce(const Arguments& a, const Maps& maps, int rank, Control& control,
                         std::uint32_t stages) {
   constexpr int kStageBytes = (CellScores::kTileRows + kColumns) * kRowBytes;
@@ -317,8 +312,8 @@ __device__ void produce(const Arguments& a, const Maps& maps, int rank, Control&
     for (int phase = 0; phase < a.plan.stride; ++phase) {
       for (int panel = 0; panel < a.panels; ++panel) {
         take_stage(tile);
-        loader.load<kColumns>(phase, panel, stages + at.stage * kStageBytes,
-                              shared_address(&control.full[at.stage]));
+        loader.load<kColumns, kCluster>(phase, panel, stages + at.stage * kStageBytes,
+                                        shared_address(&control.full[at.stage]));
         cp_async_commit();
         ++flying;
         if (loader.is_bulk()) {
