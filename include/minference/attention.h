@@ -85,7 +85,8 @@ struct AttentionOutput {
 // What a call did.
 struct Stats {
   std::string method;  // name of the method; "dense" without index, "sparse" for a bare one
-  IsaLevel isa = IsaLevel::kGeneric;
+  IsaLevel isa = IsaLevel::kGeneric;  // of the CPU's kernels
+  int cuda_kernels = 0;  // 90 or 80 (sm_90a, sm_80) where a CUDA device's kernels took the call
   std::int64_t kept_pairs = 0;    // (row, key) pairs computed, over all query heads
   std::int64_t causal_pairs = 0;  // pairs that dense attention under the same mask computes
   double index_seconds = 0.0;
@@ -106,6 +107,8 @@ struct Stats {
   double mass_recall() const {
     return recall_count > 0 ? recall_sum / static_cast<double>(recall_count) : 1.0;
   }
+  // Name of the level of the kernels, or "sm_90a" or "sm_80".
+  const char* kernels() const;
   // Sums figures and fallbacks; different methods are joined as "a+b", of the levels the lower stays.
   void add(const Stats& other);
 };

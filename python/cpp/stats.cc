@@ -25,7 +25,7 @@ std::optional<Stats> last_stats() { return last; }
 nb::dict to_dict(const Stats& stats) {
   nb::dict dict;
   dict["method"] = stats.method;
-  dict["isa"] = isa_name(stats.isa);
+  dict["isa"] = stats.kernels();
   dict["kept_pairs"] = stats.kept_pairs;
   dict["causal_pairs"] = stats.causal_pairs;
   dict["kept_fraction"] = stats.kept_fraction();
@@ -51,8 +51,8 @@ void bind_stats(nb::module_& module) {
       .def(nb::init<>(), "Figures of no call; fill it with add().")
       .def_ro("method", &Stats::method, "Name of the method; of several \"a+b\".")
       .def_prop_ro(
-          "isa", [](const Stats& stats) { return isa_name(stats.isa); },
-          "Instruction set level of the kernels.")
+          "isa", &Stats::kernels,
+          "Instruction set level of the kernels; of a CUDA device \"sm_90a\" or \"sm_80\".")
       .def_ro("kept_pairs", &Stats::kept_pairs, "(row, key) pairs computed, over all query heads.")
       .def_ro("causal_pairs", &Stats::causal_pairs,
               "Pairs that dense attention under the same mask computes.")

@@ -116,6 +116,7 @@ TEST_F(CudaCall, GuardReportsAndEnforces) {
     params.measure = true;
     const Stats off = attend(call, choice, params);
     EXPECT_EQ(off.recall_count, 0);
+    EXPECT_TRUE(off.cuda_kernels == 80 || off.cuda_kernels == 90);
     ASSERT_LT(off.kept_pairs, off.causal_pairs);
 
     MethodContext context;
@@ -223,8 +224,11 @@ TEST_F(CudaCall, PlansRunAsOftenAsWanted) {
   check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
+// Too long for a tool that follows every access to shared memory (bench/cuda_check.sh).
+using LongCudaCall = CudaCall;
+
 // Many heads with one of keys and values: more than an index may take, which plans have nevertheless.
-TEST_F(CudaCall, PartsOfTheHeadsAreWhatAllAtOnceAre) {
+TEST_F(LongCudaCall, PartsOfTheHeadsAreWhatAllAtOnceAre) {
   Case c;
   c.q_dtype = c.kv_dtype = DType::kBF16;
   c.q_len = 30000;

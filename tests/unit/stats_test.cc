@@ -50,5 +50,21 @@ TEST(Stats, AddNamesEveryMethodOnceAndTheSlowestLevel) {
   EXPECT_EQ(total.isa, IsaLevel::kGeneric);
 }
 
+TEST(Stats, KernelsOfADeviceAreNamed) {
+  Stats device;
+  device.method = "dense";
+  device.isa = IsaLevel::kAvx512;
+  EXPECT_STREQ(device.kernels(), "avx512");
+  device.cuda_kernels = 90;
+  EXPECT_STREQ(device.kernels(), "sm_90a");
+  Stats older = device;
+  older.cuda_kernels = 80;
+  Stats total;
+  total.add(device);
+  EXPECT_STREQ(total.kernels(), "sm_90a");
+  total.add(older);
+  EXPECT_STREQ(total.kernels(), "sm_80");
+}
+
 }  // namespace
 }  // namespace minference

@@ -56,14 +56,10 @@ int device_count() {
 // The kernels that a device runs: 90, 80, or 0 when it is too old.
 int kernels_for(int major) { return major == 9 ? 90 : (major >= 8 ? 80 : 0); }
 
-// Of the current device, `ordinal`.
-int chosen_kernels(int ordinal) {
-  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
+// Likewise, but those that the environment asks for.
+int chosen_kernels(int ordinal, int major) {
   const int kernels = kernels_for(major);
-  if (kernels == 0) {
-    throw Unsupported("CUDA device " + std::to_string(ordinal) + " has compute capability " +
-                      std::to_string(major) + ".x; needed: 8.0 or newer");
-  }
+  if (kernels == 0) return 0;
   if (const char* forced = std::getenv("MINFERENCE_FORCE_CUDA")) {
     if (std::string(forced) == "sm80") return 80;
     if (std::string(forced) != "sm90a") {
@@ -74,6 +70,17 @@ int chosen_kernels(int ordinal) {
       throw Unsupported("MINFERENCE_FORCE_CUDA=sm90a on CUDA device " + std::to_string(ordinal) +
                         " of compute capability " + std::to_string(major) + ".x; needed: 9.0");
     }
+  }
+  return kernels;
+}
+
+// Of the current device, `ordinal`.
+int usable_kernels(int ordinal) {
+  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
+  const int kernels = chosen_kernels(ordinal, major);
+  if (kernels == 0) {
+    throw Unsupported("CUDA device " + std::to_string(ordinal) + " has compute capability " +
+                      std::to_string(major) + ".x; needed: 8.0 or newer");
   }
   return kernels;
 }
@@ -203,10 +210,14 @@ class Timer {
   cudaEvent_t end_ = nullptr;
 };
 
+bool runs_on_hopper(const Problem& problem, int kernels) {
+  return kernels == 90 && sm90_takes(problem);
+}
+
 void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& workspace,
          cudaStream_t stream) {
   int* tickets = reinterpret_cast<int*>(workspace.allocate(kTickets * sizeof(int)));
-  if (kernels == 90 && sm90_takes(problem)) {
+  if (runs_on_hopper(problem, kernels)) {
     GatheredColumns columns;
     if (index.column_capacity > 0) {
       columns.keys = workspace.allocate(GatheredColumns::bytes(problem, index));
@@ -252,7 +263,7 @@ DeviceIndex build_index(const Problem& problem, const IndexRecipe& recipe, int k
       stats.fallbacks[reason] += 1;
       return {};
     }
-    costs = box_costs(problem, kernels == 90 && sm90_takes(problem));
+    costs = box_costs(problem, runs_on_hopper(problem, kernels));
     if (!coverage_may_pay(problem, recipe.coverage, costs)) return {};
   }
   const IndexWorkspace memory = take(workspace, index_bytes(problem, recipe));
@@ -367,6 +378,7 @@ DeviceIndex find_index(const AttentionInput& input, const AttentionParams& param
 void attend(const AttentionParams& params, Problem& problem, const DeviceIndex& index, int kernels,
             Workspace& workspace, Stats& stats) {
   const auto stream = static_cast<cudaStream_t>(params.stream);
+  stats.cuda_kernels = runs_on_hopper(problem, kernels) ? 90 : 80;
   if (!params.measure) return run(problem, index, kernels, workspace, stream);
   unsigned long long pairs = 0;
   char* counter = workspace.allocate(sizeof(pairs));
@@ -432,7 +444,7 @@ class Plan final : public DevicePlan {
        Stats& stats)
       : ordinal_(input.q.device.ordinal), kind_(kind_of(source)) {
     const CurrentDevice current(ordinal_);
-    const int kernels = chosen_kernels(ordinal_);
+    const int kernels = usable_kernels(ordinal_);
     if (is_empty(input)) return;
     // Given back, if something fails, before the device changes.
     auto workspace = std::make_unique<Workspace>(static_cast<cudaStream_t>(params.stream));
@@ -453,7 +465,7 @@ class Plan final : public DevicePlan {
     guarded(failure, [&] {
       stats.method = kind_;
       const CurrentDevice current(ordinal_);
-      const int kernels = chosen_kernels(ordinal_);
+      const int kernels = usable_kernels(ordinal_);
       if (is_empty(input)) return;
       Workspace workspace(static_cast<cudaStream_t>(params.stream));
       Problem problem = make_problem(input, params, output, workspace);
@@ -481,7 +493,7 @@ void list_devices(std::vector<CudaDevice>& devices) {
     device.minor = properties.minor;
     device.multiprocessors = properties.multiProcessorCount;
     device.memory = static_cast<std::int64_t>(properties.totalGlobalMem);
-    const int kernels = kernels_for(device.major);
+    const int kernels = chosen_kernels(ordinal, device.major);
     device.kernels = kernels == 90 ? "sm_90a" : (kernels == 80 ? "sm_80" : "");
     devices.push_back(device);
   }
@@ -500,7 +512,7 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         guarded(failure, [&] {
           stats.method = kind_of(source);
           const CurrentDevice current(input.q.device.ordinal);
-          const int kernels = chosen_kernels(input.q.device.ordinal);
+          const int kernels = usable_kernels(input.q.device.ordinal);
           if (is_empty(input)) return;
           Workspace workspace(static_cast<cudaStream_t>(params.stream));
           const Problem problem = make_problem(input, params, output, workspace);
@@ -518,7 +530,7 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         std::vector<double> recall(index.heads.size(), 1.0);
         guarded(failure, [&] {
           const CurrentDevice current(input.q.device.ordinal);
-          chosen_kernels(input.q.device.ordinal);  // throws for a device that is too old
+          usable_kernels(input.q.device.ordinal);  // throws for a device that is too old
           if (is_empty(input)) return;
           const auto stream = static_cast<cudaStream_t>(params.stream);
           Workspace workspace(stream);
