@@ -57,6 +57,7 @@ minference_add_cuda_objects(minference_cuda_any "80;90-real"
 # What tests of the kernels link as well: everything but the library's entry.
 add_library(minference_cuda_kernels STATIC
   src/attention/cuda/check.cc
+  src/attention/cuda/device_kernels.cc
   src/attention/cuda/head_parts.cc
   src/attention/cuda/host_index.cc
   src/attention/cuda/tensor_map.cc

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "attention/cuda/check.h"
+#include "attention/cuda/device_kernels.h"
 #include "attention/cuda/head_parts.h"
 #include "attention/cuda/host_index.h"
 #include "attention/cuda/library.h"
@@ -51,38 +51,6 @@ int device_count() {
         "the driver supports CUDA " + version_text(driver) + "; needed: " + version_text(runtime);
   }
   throw Unsupported("no CUDA device: " + reason);
-}
-
-// The kernels that a device runs: 90, 80, or 0 when it is too old.
-int kernels_for(int major) { return major == 9 ? 90 : (major >= 8 ? 80 : 0); }
-
-// Likewise, but those that the environment asks for.
-int chosen_kernels(int ordinal, int major) {
-  const int kernels = kernels_for(major);
-  if (kernels == 0) return 0;
-  if (const char* forced = std::getenv("MINFERENCE_FORCE_CUDA")) {
-    if (std::string(forced) == "sm80") return 80;
-    if (std::string(forced) != "sm90a") {
-      throw InvalidArgument("MINFERENCE_FORCE_CUDA is '" + std::string(forced) +
-                            "'; legal: sm80, sm90a");
-    }
-    if (kernels != 90) {
-      throw Unsupported("MINFERENCE_FORCE_CUDA=sm90a on CUDA device " + std::to_string(ordinal) +
-                        " of compute capability " + std::to_string(major) + ".x; needed: 9.0");
-    }
-  }
-  return kernels;
-}
-
-// Of the current device, `ordinal`.
-int usable_kernels(int ordinal) {
-  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
-  const int kernels = chosen_kernels(ordinal, major);
-  if (kernels == 0) {
-    throw Unsupported("CUDA device " + std::to_string(ordinal) + " has compute capability " +
-                      std::to_string(major) + ".x; needed: 8.0 or newer");
-  }
-  return kernels;
 }
 
 // Makes a device current for as long as this lives.
@@ -444,7 +412,7 @@ class Plan final : public DevicePlan {
        Stats& stats)
       : ordinal_(input.q.device.ordinal), kind_(kind_of(source)) {
     const CurrentDevice current(ordinal_);
-    const int kernels = usable_kernels(ordinal_);
+    const int kernels = current_kernels(ordinal_);
     if (is_empty(input)) return;
     // Given back, if something fails, before the device changes.
     auto workspace = std::make_unique<Workspace>(static_cast<cudaStream_t>(params.stream));
@@ -465,7 +433,7 @@ class Plan final : public DevicePlan {
     guarded(failure, [&] {
       stats.method = kind_;
       const CurrentDevice current(ordinal_);
-      const int kernels = usable_kernels(ordinal_);
+      const int kernels = current_kernels(ordinal_);
       if (is_empty(input)) return;
       Workspace workspace(static_cast<cudaStream_t>(params.stream));
       Problem problem = make_problem(input, params, output, workspace);
@@ -493,7 +461,7 @@ void list_devices(std::vector<CudaDevice>& devices) {
     device.minor = properties.minor;
     device.multiprocessors = properties.multiProcessorCount;
     device.memory = static_cast<std::int64_t>(properties.totalGlobalMem);
-    const int kernels = chosen_kernels(ordinal, device.major);
+    const int kernels = device_kernels(ordinal, device.major);
     device.kernels = kernels == 90 ? "sm_90a" : (kernels == 80 ? "sm_80" : "");
     devices.push_back(device);
   }
@@ -512,7 +480,7 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         guarded(failure, [&] {
           stats.method = kind_of(source);
           const CurrentDevice current(input.q.device.ordinal);
-          const int kernels = usable_kernels(input.q.device.ordinal);
+          const int kernels = current_kernels(input.q.device.ordinal);
           if (is_empty(input)) return;
           Workspace workspace(static_cast<cudaStream_t>(params.stream));
           const Problem problem = make_problem(input, params, output, workspace);
@@ -530,7 +498,7 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         std::vector<double> recall(index.heads.size(), 1.0);
         guarded(failure, [&] {
           const CurrentDevice current(input.q.device.ordinal);
-          usable_kernels(input.q.device.ordinal);  // throws for a device that is too old
+          current_kernels(input.q.device.ordinal);  // throws for a device that is too old
           if (is_empty(input)) return;
           const auto stream = static_cast<cudaStream_t>(params.stream);
           Workspace workspace(stream);

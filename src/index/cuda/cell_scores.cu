@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "attention/cuda/check.h"
+#include "attention/cuda/device_kernels.h"
 #include "attention/cuda/tensor_map.h"
 #include "index/cuda/cell_sums.cuh"
 #include "index/cuda/cell_tiles.cuh"
@@ -62,15 +63,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Whether the current device got code with Hopper's matrix products.
+// Whether the current device got code with Hopper's matrix products, and is to use it.
 bool has_wide_products() {
-  static const bool result = [] {
+  static const bool compiled = [] {
     cudaFuncAttributes attributes{};
     check(cudaFuncGetAttributes(&attributes, cell_kernel<__nv_bfloat16, 256, 2>),
           "asking for a kernel's attributes");
-    return attributes.ptxVersion >= 90 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+    return attributes.ptxVersion >= 90;
   }();
-  return result;
+  int ordinal = 0;
+  check(cudaGetDevice(&ordinal), "asking for the current device");
+  return compiled && current_kernels(ordinal) == 90;
 }
 
 // Boxes of 64 dims of one phase of `rows` cells of one head.
