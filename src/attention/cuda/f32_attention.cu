@@ -8,6 +8,7 @@
 #include "attention/cuda/box_ring.cuh"
 #include "attention/cuda/check.h"
 #include "attention/cuda/elements.cuh"
+#include "attention/cuda/row_bits.cuh"
 #include "attention/cuda/softmax.cuh"
 #include "attention/cuda/tile_order.cuh"
 

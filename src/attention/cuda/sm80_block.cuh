@@ -7,6 +7,7 @@
 #include "attention/cuda/box_ring.cuh"
 #include "attention/cuda/elements.cuh"
 #include "attention/cuda/mma.cuh"
+#include "attention/cuda/row_bits.cuh"
 #include "attention/cuda/shared_rows.cuh"
 #include "attention/cuda/softmax.cuh"
 #include "attention/cuda/tile_order.cuh"

@@ -6,6 +6,7 @@
 #include "attention/cuda/box_stream.cuh"
 #include "attention/cuda/elements.cuh"
 #include "attention/cuda/ptx.cuh"
+#include "attention/cuda/row_bits.cuh"
 #include "attention/cuda/sm90_layout.cuh"
 #include "attention/cuda/softmax.cuh"
 

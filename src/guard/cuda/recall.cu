@@ -10,6 +10,7 @@
 #include "attention/cuda/box_stream.cuh"
 #include "attention/cuda/check.h"
 #include "attention/cuda/elements.cuh"
+#include "attention/cuda/row_bits.cuh"
 #include "attention/cuda/softmax.cuh"
 #include "index/cuda/check_problem.h"
 #include "index/cuda/memory_pieces.h"
