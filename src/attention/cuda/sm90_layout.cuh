@@ -22,7 +22,7 @@ struct Shape {
   // Of a multiprocessor's 512 for each of 128 threads: as few for the producer as let it spill little, the
   // rest for the consumers, whose sums grow with the head.
   static constexpr int kProducerRegisters =
-      kConsumers == 3 ? 32 : (kDim * kBoxes <= 128 ? 88 : (kDim <= 192 && kBoxes == 1 ? 72 : 56));
+      kConsumers == 3 ? 32 : (kDim * kBoxes <= 128 ? 104 : (kDim <= 192 && kBoxes == 1 ? 72 : 56));
   static constexpr int kConsumerRegisters = (512 - kProducerRegisters) / kConsumers / 8 * 8;
 };
 constexpr int kPieceColumns = 64;  // of 16 bits: the 128 bytes that the swizzle permutes
