@@ -31,11 +31,12 @@ void launch(const Problem& problem, const DeviceIndex& index, Launch launch, int
   constexpr int kReserved = 1024;  // of each block's shared memory, the driver's
   const int block_limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  const int fixed = sizeof(Control) + S::kQBytes;
+  constexpr int kFixed = sizeof(Control) + S::kQBytes;
+  static_assert(kFixed + 2 * S::kSlotBytes <= 99 * 1024, "the least of any device");
   // As many slots as leave room for all blocks; two at least, with fewer blocks if need be.
   const int room = std::min(block_limit, limit / S::kBlocks - kReserved);
-  launch.slots = room >= fixed + kMaxSlots * S::kSlotBytes ? kMaxSlots : 2;
-  const int bytes = fixed + launch.slots * S::kSlotBytes;
+  launch.slots = room >= kFixed + kMaxSlots * S::kSlotBytes ? kMaxSlots : 2;
+  const int bytes = kFixed + launch.slots * S::kSlotBytes;
   const auto kernel = attend<T, kDim, kVDim>;
   allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
   int blocks = 0;
