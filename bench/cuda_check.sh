@@ -8,7 +8,7 @@ Usage: bench/cuda_check.sh [options]
 
   oracle     every program of tests/cuda against the fp64 reference (MINFERENCE_SWEEP_STRIDE)
   memcheck   the same programs, on fewer cases, under compute-sanitizer
-  racecheck  likewise, but for the Hopper kernels
+  racecheck  likewise, but for the Hopper kernels, tests named Long* and the programs index_*
   methods    each method on CUDA through the public call, against the CPU; all kernels of the device
   long       one layer of 1M tokens
 
@@ -83,6 +83,7 @@ if wants memcheck || wants racecheck; then
     fail "compute-sanitizer is not installed; --only oracle,methods,long does without"
 fi
 if $build_first; then
+  [ "$build" = build/release ] || fail "--build '$build' needs --no-build; what is built is build/release"
   cmake --preset release -D MINFERENCE_CUDA=ON
   cmake --build build/release --parallel "$jobs" --target cuda_tests cuda_bench minference_cuda
 fi
@@ -117,7 +118,7 @@ run_test() {
     export MINFERENCE_SWEEP_STRIDE=$sanitizer_stride
     command=("$sanitizer" --tool "$step" --error-exitcode 99 "${command[@]}")
   fi
-  # Tests of the whole call choose the kernels themselves: see list_tests.
+  # Tests of the whole call would take Hopper's kernels, which list_tests leaves out.
   [ "$step" != racecheck ] || export MINFERENCE_FORCE_CUDA=sm80
   record "$step" "$name" "$filter" "$logs/$step-$name-${filter//\//_}.txt" "${command[@]}"
 }

@@ -16,9 +16,10 @@ namespace minference::cuda {
 template <int kCount>
 struct BoxOf {
   enum Flag : std::uint32_t {
-    kUse = 1,         // << group: the group sees some of the keys
-    kMasked = 8,      // << group: but not every one of its rows every key
-    kAlike = 64,      // << group: every row of the group sees the keys of its word
+    kUse = 1,     // << group: the group may see some of the keys
+    kMasked = 8,  // << group: but not every one of its rows every key
+    // << group: causality and window show every row the keys of its word; exact runs and a mask aside.
+    kAlike = 64,
     kColumns = 512,   // start counts the head's gathered columns
     kExact = 1024,    // runs hold for each row by itself
     kPastEnd = 2048,  // the last keys of the box do not exist
