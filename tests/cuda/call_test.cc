@@ -373,6 +373,27 @@ double relative_error(const std::vector<float>& values, const std::vector<float>
   return squares > 0 ? std::sqrt(differences / squares) : 0.0;
 }
 
+// Blocks of 3, 5 or 6 boxes do not divide the 32 that a warp makes at a time.
+TEST_F(CudaCall, BlocksOfAnySizeAreWhole) {
+  for (const char* name : {"xattention", "flexprefill"}) {
+    for (const double block_size : {64.0, 192.0, 320.0, 384.0}) {
+      SCOPED_TRACE(name + std::to_string(block_size));
+      const Choice choice = {name, {{"block_size", block_size}}};
+      Call call(prompt());
+      AttentionParams params;
+      params.measure = true;
+      const Stats stats = attend(call, choice, params);
+      const Result host = make_result(call.host.input(), DType::kF32, Layout::kPacked);
+      const Stats expected = attention(call.host.input(), params, host.output(),
+                                       find_method(choice.method), choice.options, {});
+      std::vector<float> wanted = host.out.values();
+      for (float& value : wanted) value = std::isnan(value) ? -1e30F : value;
+      EXPECT_NEAR(stats.kept_fraction(), expected.kept_fraction(), 0.02);
+      EXPECT_LT(relative_error(call.values(), wanted), 5e-2);
+    }
+  }
+}
+
 TEST_F(CudaCall, SegmentsAreFollowed) {
   cudaStream_t stream = nullptr;
   check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");

@@ -438,9 +438,11 @@ class BoxStreamOf {
       keys.low[g] = box.start;
       keys.high[g] = here ? box.start + kBoxKeys : box.start;
     }
+    // Whole blocks only: what is left of the lanes would begin one that no call ends.
     const int last = 32 / boxes_of_block - 1;
-    lowest = last < total ? __shfl_sync(~0U, block, 31) : (top - 31) * 32;
-    return __ballot_sync(~0U, place < total && fill(box, keys));
+    const int last_block = __shfl_sync(~0U, block, last * boxes_of_block);
+    lowest = last < total ? last_block : (top - 31) * 32;
+    return __ballot_sync(~0U, place <= last && place < total && fill(box, keys));
   }
 
   // Whether every row of the group has all keys of a box of a run, if runs are exact.
