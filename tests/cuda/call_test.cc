@@ -22,6 +22,12 @@
 namespace minference::test {
 namespace {
 
+// The values of a result. Rows beyond a sequence are poison, which compares equal here.
+std::vector<float> comparable(std::vector<float> values) {
+  for (float& value : values) value = std::isnan(value) ? -1e30F : value;
+  return values;
+}
+
 // One call with its tensors on the device and, for comparison, on the host.
 class Call {
  public:
@@ -40,12 +46,10 @@ class Call {
   AttentionOutput output() const {
     return {on_device(result_.output().out, device_.problem().out), {}};
   }
-  // What the device wrote. Rows beyond a sequence are poison, which compares equal here.
+  // What the device wrote.
   std::vector<float> values() {
     device_.download();
-    std::vector<float> values = result_.out.values();
-    for (float& value : values) value = std::isnan(value) ? -1e30F : value;
-    return values;
+    return comparable(result_.out.values());
   }
 
   Problem host;
@@ -386,8 +390,7 @@ TEST_F(CudaCall, BlocksOfAnySizeAreWhole) {
       const Result host = make_result(call.host.input(), DType::kF32, Layout::kPacked);
       const Stats expected = attention(call.host.input(), params, host.output(),
                                        find_method(choice.method), choice.options, {});
-      std::vector<float> wanted = host.out.values();
-      for (float& value : wanted) value = std::isnan(value) ? -1e30F : value;
+      const std::vector<float> wanted = comparable(host.out.values());
       EXPECT_NEAR(stats.kept_fraction(), expected.kept_fraction(), 0.02);
       EXPECT_LT(relative_error(call.values(), wanted), 5e-2);
     }
@@ -421,8 +424,7 @@ TEST_F(CudaCall, SegmentsAreFollowed) {
     }
     Result expected = make_result(call.host.input(), DType::kF32, Layout::kPacked);
     const Stats on_cpu = attention(call.host.input(), {}, expected.output(), &index);
-    std::vector<float> wanted = expected.out.values();
-    for (float& value : wanted) value = std::isnan(value) ? -1e30F : value;
+    const std::vector<float> wanted = comparable(expected.out.values());
     EXPECT_LT(relative_error(values, wanted), 2e-2);
     EXPECT_NEAR(static_cast<double>(stats.kept_pairs), static_cast<double>(on_cpu.kept_pairs),
                 0.01 * static_cast<double>(on_cpu.kept_pairs));

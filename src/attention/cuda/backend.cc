@@ -182,10 +182,10 @@ bool runs_on_hopper(const Problem& problem, int kernels) {
   return kernels == 90 && sm90_takes(problem);
 }
 
-void run(Problem& problem, const DeviceIndex& index, int kernels, Workspace& workspace,
+void run(Problem& problem, const DeviceIndex& index, bool hopper, Workspace& workspace,
          cudaStream_t stream) {
   int* tickets = reinterpret_cast<int*>(workspace.allocate(kTickets * sizeof(int)));
-  if (runs_on_hopper(problem, kernels)) {
+  if (hopper) {
     GatheredColumns columns;
     if (index.column_capacity > 0) {
       columns.keys = workspace.allocate(GatheredColumns::bytes(problem, index));
@@ -346,14 +346,15 @@ DeviceIndex find_index(const AttentionInput& input, const AttentionParams& param
 void attend(const AttentionParams& params, Problem& problem, const DeviceIndex& index, int kernels,
             Workspace& workspace, Stats& stats) {
   const auto stream = static_cast<cudaStream_t>(params.stream);
-  stats.cuda_kernels = runs_on_hopper(problem, kernels) ? 90 : 80;
-  if (!params.measure) return run(problem, index, kernels, workspace, stream);
+  const bool hopper = runs_on_hopper(problem, kernels);
+  stats.cuda_kernels = hopper ? 90 : 80;
+  if (!params.measure) return run(problem, index, hopper, workspace, stream);
   unsigned long long pairs = 0;
   char* counter = workspace.allocate(sizeof(pairs));
   check(cudaMemsetAsync(counter, 0, sizeof(pairs), stream), "clearing a counter");
   problem.kept_pairs = reinterpret_cast<unsigned long long*>(counter);
   Timer timer(stream);
-  run(problem, index, kernels, workspace, stream);
+  run(problem, index, hopper, workspace, stream);
   stats.kernel_seconds += timer.seconds();
   check(cudaMemcpy(&pairs, counter, sizeof(pairs), cudaMemcpyDeviceToHost), "reading a counter");
   stats.kept_pairs += static_cast<std::int64_t>(pairs);
@@ -412,7 +413,7 @@ class Plan final : public DevicePlan {
        Stats& stats)
       : ordinal_(input.q.device.ordinal), kind_(kind_of(source)) {
     const CurrentDevice current(ordinal_);
-    const int kernels = current_kernels(ordinal_);
+    const int kernels = current_kernels();
     if (is_empty(input)) return;
     // Given back, if something fails, before the device changes.
     auto workspace = std::make_unique<Workspace>(static_cast<cudaStream_t>(params.stream));
@@ -433,7 +434,7 @@ class Plan final : public DevicePlan {
     guarded(failure, [&] {
       stats.method = kind_;
       const CurrentDevice current(ordinal_);
-      const int kernels = current_kernels(ordinal_);
+      const int kernels = current_kernels();
       if (is_empty(input)) return;
       Workspace workspace(static_cast<cudaStream_t>(params.stream));
       Problem problem = make_problem(input, params, output, workspace);
@@ -480,7 +481,7 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         guarded(failure, [&] {
           stats.method = kind_of(source);
           const CurrentDevice current(input.q.device.ordinal);
-          const int kernels = current_kernels(input.q.device.ordinal);
+          const int kernels = current_kernels();
           if (is_empty(input)) return;
           Workspace workspace(static_cast<cudaStream_t>(params.stream));
           const Problem problem = make_problem(input, params, output, workspace);
@@ -498,7 +499,7 @@ extern "C" __attribute__((visibility("default"))) const Library* minference_cuda
         std::vector<double> recall(index.heads.size(), 1.0);
         guarded(failure, [&] {
           const CurrentDevice current(input.q.device.ordinal);
-          current_kernels(input.q.device.ordinal);  // throws for a device that is too old
+          current_kernels();  // throws for a device that is too old
           if (is_empty(input)) return;
           const auto stream = static_cast<cudaStream_t>(params.stream);
           Workspace workspace(stream);

@@ -8,6 +8,7 @@
 
 #include "attention/cuda/device_index.h"
 #include "attention/cuda/problem.h"
+#include "attention/cuda/warp_scan.cuh"
 
 namespace minference::cuda {
 
@@ -119,42 +120,6 @@ struct RowTile {
   std::int32_t row_begin = 0;
   std::int32_t row_end = 0;
 };
-
-// The sum of the values of this lane and of those before it.
-__device__ inline int sum_to_lane(int value) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0U, value, distance);
-    if (lane >= distance) value += other;
-  }
-  return value;
-}
-
-// The least of the values of this lane and of those before it.
-__device__ inline int least_to_lane(int value) {
-  for (int distance = 1; distance < 32; distance *= 2) {
-    value = min(value, __shfl_up_sync(~0U, value, distance));
-  }
-  return value;
-}
-
-// The first lane whose value, which grows with the lanes, is above a place; 31 where none is.
-__device__ inline int lane_above(int values, int place) {
-  int lane = 0;
-  for (int step = 16; step > 0; step /= 2) {
-    if (__shfl_sync(~0U, values, lane + step - 1) <= place) lane += step;
-  }
-  return lane;
-}
-
-// Of the set bits of a word that above which `above` others are set.
-__device__ inline int bit_below(std::uint32_t word, int above) {
-  int place = 0;
-  for (int step = 16; step > 0; step /= 2) {
-    if (__popc(word >> (place + step)) > above) place += step;
-  }
-  return place;
-}
 
 // Executed by one warp. The boxes come a warp at a time: what makes one takes many operations that depend
 // on each other, too many for a lane that makes them one after the other. kBlocks: no head has runs or

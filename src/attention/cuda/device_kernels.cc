@@ -24,7 +24,9 @@ int device_kernels(int ordinal, int major) {
   return major == 9 ? 90 : 80;
 }
 
-int current_kernels(int ordinal) {
+int current_kernels() {
+  int ordinal = 0;
+  check(cudaGetDevice(&ordinal), "asking for the current device");
   const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
   const int kernels = device_kernels(ordinal, major);
   if (kernels == 0) {

@@ -8,7 +8,7 @@ namespace minference::cuda {
 // none of "sm80" and "sm90a", Unsupported when the device has no kernels of the latter.
 int device_kernels(int ordinal, int major);
 
-// Of the current device, `ordinal`. Throws Unsupported when it is too old.
-int current_kernels(int ordinal);
+// Of the current device. Throws Unsupported when it is too old.
+int current_kernels();
 
 }  // namespace minference::cuda

@@ -71,9 +71,7 @@ bool has_wide_products() {
           "asking for a kernel's attributes");
     return attributes.ptxVersion >= 90;
   }();
-  int ordinal = 0;
-  check(cudaGetDevice(&ordinal), "asking for the current device");
-  return compiled && current_kernels(ordinal) == 90;
+  return compiled && current_kernels() == 90;
 }
 
 // Boxes of 64 dims of one phase of `rows` cells of one head.

@@ -5,6 +5,7 @@
 #include "attention/cuda/check.h"
 #include "attention/cuda/ptx.cuh"
 #include "attention/cuda/softmax.cuh"
+#include "attention/cuda/warp_scan.cuh"
 #include "index/cuda/block_grid.cuh"
 #include "index/cuda/cover.cuh"
 
@@ -87,11 +88,7 @@ __device__ void find_digit(const Arguments& a, int pass, MapCut& cut) {
   const int top = kBins - 1 - lane * kOfLane;
   unsigned long long sum = 0;
   for (int i = 0; i < kOfLane; ++i) sum += __ldcg(&sums[top - i]);
-  unsigned long long until = sum;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const unsigned long long other = __shfl_up_sync(~0U, until, distance);
-    if (lane >= distance) until += other;
-  }
+  const unsigned long long until = sum_to_lane(sum);
   const unsigned long long total = __shfl_sync(~0U, until, 31);
   const unsigned long long wanted =
       pass == 0 ? static_cast<unsigned long long>(ceil(a.share * static_cast<double>(total)))

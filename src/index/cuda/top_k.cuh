@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "attention/cuda/check.h"
+#include "attention/cuda/warp_scan.cuh"
 
 namespace minference::cuda {
 
@@ -19,12 +20,7 @@ class BlockScan {
  public:
   // Sum of the values of all threads before this one; `total` becomes the sum of all.
   __device__ int exclusive(int value, int& total) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    int sum = value;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(~0U, sum, distance);
-      if (lane >= distance) sum += other;
-    }
+    const int sum = sum_to_lane(value);
     int before;
     across_warps(__shfl_sync(~0U, sum, 31), before, total);
     return before + sum - value;
